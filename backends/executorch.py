@@ -31,8 +31,8 @@ WEIGHT = INT8_NARROW_WEIGHT.but(eps=SMALLEST_SCALE)
 after = op("relu", "clamp", args="_")
 both = {"x": "act", "y": "act", "out": "act"}
 summed = {"x": "pass", "y": "pass", "out": "act?"}
-"""A sum of what comes quantized, for those who read it so. The residual stream of a transformer, which norms read, is
-float: rounding it after every layer gains no time, and costs 6 to 7 dB."""
+"""A sum of quantized tensors with quantized readers. The residual stream of a transformer, which norms read, is float: rounding
+it after every layer gains no time, and costs 6 to 7 dB."""
 image, signal = value("x", rank=4), value("x", rank=3)
 """A batch of them: the delegate takes no single ones."""
 conv_2d = op("conv2d", args="x")(image, const("w"), const("b?"))

@@ -30,7 +30,7 @@ FAR = 1e3
 """A number this large, or larger, is taken for a mask."""
 MAX_STEPS = 12
 MAX_NODES = 48
-"""How far the search goes: steps from the operand, and nodes in all."""
+"""Bounds of the search: steps from the operand, and nodes in all."""
 MAX_READERS = 4
 
 SUMS = frozenset({"add", "sub", "rsub"})
@@ -80,7 +80,7 @@ def why_masked(program: Program, value: fx.Node) -> str | None:
 class _Step:
     node: fx.Node
     is_added: bool
-    """Whether a sum lies between it and where the search began."""
+    """True if there is an addition between the start of the search and the node."""
 
 
 def _operands(match: Match) -> Iterator[fx.Node]:

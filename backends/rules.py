@@ -71,14 +71,14 @@ TAKES = (
     ),
     *WEIGHT_ONLY,
 )
-"""What torch's kernels for x86 and QNNPACK take."""
+"""The specs that torch's kernels for x86 and QNNPACK accept."""
 
 SMALLEST_RUN_TIME_SCALE = 2.0**-14
 MODES: Mapping[str, QuantSpec] = {
     "dynamic": UINT8_DYNAMIC.but(eps=SMALLEST_RUN_TIME_SCALE),
     "weight-only": INT8_WEIGHT_ONLY.but(qmin=-127),
 }
-"""What `qc.quantize(..., mode=...)` asks of everything. fbgemm's kernels have no smaller scale than 2^-14 either."""
+"""The spec of each mode of `qc.quantize(..., mode=...)`. fbgemm's smallest scale is 2^-14 too."""
 
 
 def taken_apart(products: Offer = Offer.YES) -> tuple[Pass, ...]:
@@ -197,7 +197,7 @@ WITHIN: tuple[Rule, ...] = (
     rule("extreme", aten.extreme, PASS_ON),
     rule("clamp", aten.clamp, PASS_ON),
 )
-"""What comes out is some of what went in, or a bound: the scale will do."""
+"""Ops whose results are some of their input values, or a bound: they keep the scale."""
 
 RECURRENT: tuple[Rule, ...] = tuple(
     rule(name, pattern, {"x": "act", "params": "weight"})

@@ -1,4 +1,4 @@
-"""What calibrating costs: one forward while calibrating, beside the float forward and other tools, in one run.
+"""Cost of calibration: one calibrating forward beside the float forward and other tools, in one run.
 
     python -m benchmarks.calibrate [--batch 8] [--size 224] [--rounds 9] [--json FILE]
 
@@ -45,7 +45,7 @@ def prepared(model: nn.Module, x: Tensor, observe: str) -> Program:
 
 
 def calibration_step(program: Program) -> Forward:
-    """What `qc.calibrate` does with each batch."""
+    """The work of `qc.calibrate` per batch."""
     tally = Tally(program, {})
     runner, isolation = Runner(program, tally.watchers()), Isolation(program)
 

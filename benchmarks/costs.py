@@ -47,7 +47,7 @@ CONVS: tuple[type[Any], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Case:
-    """A model whose first product is timed, and the shape of what it reads."""
+    """A model whose first matmul or convolution is timed, and the shape of its input."""
 
     kind: str
     build: Callable[[], nn.Module]
@@ -134,7 +134,7 @@ CASES: tuple[Case, ...] = (
 
 @dataclass(frozen=True)
 class Timed:
-    """How long each family takes for one shape; None where its kernel refuses."""
+    """The time of each kernel family for one shape; families that refuse it are left out."""
 
     work: Work
     microseconds: dict[str, float]
@@ -176,7 +176,7 @@ def inputs_like(nodes: Sequence[fx.Node]) -> list[Tensor]:
 
 
 def neighbour(target: str, kind: str) -> Step:
-    """What follows a product in a network."""
+    """A step to run after the timed one, as in a network: a layer norm, or a small convolution."""
     if not kind.startswith("conv"):
         return partial(nn.LayerNorm(64).eval(), torch.randn(16, 64))
     kernels, nodes = candidates(conv((16, 16), square(4), 3), target)

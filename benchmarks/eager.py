@@ -116,7 +116,7 @@ def lowered(flow: Any, prepared: nn.Module, example: Tensor) -> nn.Module:
 
 @dataclass(frozen=True)
 class Contest:
-    """What is quantized, and what it reads."""
+    """A model and the shape of its input."""
 
     make: Callable[[Any], tuple[nn.Module, nn.Module]]
     shape: tuple[int, ...]
@@ -137,7 +137,7 @@ CONTESTS: dict[str, Contest] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What a contest came to; times are in microseconds."""
+    """The results of a contest; times are in microseconds."""
 
     model: str
     float_us: float

@@ -101,7 +101,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """Microseconds of each, the best of all rounds, and what they come to."""
+    """Microseconds of each, the best of all rounds, and their ratio."""
 
     model: str
     dtype: str
@@ -109,7 +109,7 @@ class Row:
     torch_ao: float
     quantc: float
     speed: float
-    """How many times as fast as torch.ao, the median over the rounds."""
+    """Speedup over torch.ao, the median over the rounds."""
     difference: float
 
 

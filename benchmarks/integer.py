@@ -1,4 +1,4 @@
-"""What the integer form costs: its forward beside that of the float program and of the Q/DQ program, in one run.
+"""Cost of the integer form: its forward beside that of the float and of the Q/DQ program, in one run.
 
     python -m benchmarks.integer [--batch 1 8] [--size 224] [--backend qnnpack x86] [--rounds 9] [--json FILE]
 
@@ -43,7 +43,7 @@ def contenders(model: nn.Module, x: Tensor, backend: str) -> dict[str, Forward]:
 
 
 def ratios(spent: dict[str, list[float]]) -> dict[str, float]:
-    """How many times the float program's time each contender takes."""
+    """The time of each contender over that of the float program, the median over the rounds."""
     return {
         name: median(own / base for own, base in zip(times, spent[FLOAT], strict=True)) for name, times in spent.items()
     }

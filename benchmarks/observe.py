@@ -1,4 +1,4 @@
-"""What observing costs: nanoseconds an element, beside torch's own, and how long a range takes to find.
+"""Cost of observation: nanoseconds per element, beside torch's own observers, and the time of a range search.
 
     python -m benchmarks.observe [--json FILE] [--quick]
 
@@ -37,7 +37,7 @@ def tensors(quick: bool) -> dict[str, Tensor]:
 
 
 def contenders() -> dict[str, Action]:
-    """What is measured, each ready to see tensor after tensor."""
+    """The contenders, each ready to observe tensor after tensor."""
     minmax, histogram = MinMax(), Histogram()
     channels = start(INT8.but(observe="minmax", granularity=PerChannel(axis=0)))
     torch_minmax, torch_histogram = MinMaxObserver(), HistogramObserver()

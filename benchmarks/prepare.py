@@ -1,9 +1,9 @@
-"""How long prepare and convert take, beside torch.ao's FX graph mode and torchao's PT2E, in one run.
+"""Time of prepare and convert, beside torch.ao's FX graph mode and torchao's PT2E, in one run.
 
     python -m benchmarks.prepare [--blocks 50 200 800] [--rounds 1] [--json FILE]
 
-The model is a chain of conv → batch norm → relu, each block added to its input. Times are CPU seconds of one thread.
-Capturing and running the calibration batch are not counted, for anybody.
+The model is a chain of conv → batch norm → relu, each block added to its input. Times are CPU seconds of one thread,
+without capturing and without running the calibration batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHANNELS = 8
 
 
 class Block(nn.Module):
-    """A convolution with batch norm and relu, added to what it was given."""
+    """A convolution with batch norm and relu, added to its input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How long prepare_pt2e and convert_pt2e take on a chain of conv-bn-relu-add blocks: quantc's flow and torchao's.
+"""Time of prepare_pt2e and convert_pt2e on a chain of conv-bn-relu-add blocks: quantc's flow and torchao's.
 
     python benchmarks/pt2e_flow.py --blocks 800 --limit 150
 
@@ -60,7 +60,7 @@ def theirs(histogram: bool) -> Any:
 def seconds(
     exported: Any, quantizer: Any, prepare: Callable[..., Any], convert: Callable[..., Any]
 ) -> tuple[float, float]:
-    """How long it takes to prepare and to convert."""
+    """The seconds of prepare and of convert."""
     module = exported.module()
     start = time.perf_counter()
     prepared = prepare(module, quantizer)

@@ -1,4 +1,4 @@
-"""How long passes take on large programs: chains of 1k, 10k and 100k nodes, and stars of 5k and 50k rays.
+"""Time of passes on large programs: chains of 1k, 10k and 100k nodes, and stars of 5k and 50k rays.
 
     python -m benchmarks.scale [--json FILE] [--quick]
 

@@ -1,4 +1,4 @@
-"""What the tracing flow costs: Python per intercepted call, and ResNet-18 beside the graph-lowered one.
+"""Cost of the tracing flow: Python per intercepted call, and ResNet-18 beside the graph-lowered one.
 
 python -m benchmarks.tracing
 """

@@ -1,12 +1,12 @@
-"""What storing weights alone quantized costs: time, closeness and size on disk beside the float model, in one run.
+"""Cost of weight-only quantization: time, closeness and size on disk beside the float model, in one run.
 
     python -m benchmarks.weight_only [--rows 1 8 128] [--threads 1] [--rounds 15] [--only 4096x4096] [--torch] [--json FILE]
 
 Single linear layers, a stack of them, a convolution and a table of embeddings. The float model and every format take turns
 in one process on the same input. On one thread it is CPU time that counts, since the machine may be shared; the ratio is
-that of the best rounds. The aim is a ratio of at most 1.2 for linear layers and convolutions. What is timed is the module
-that `qc.lower` gives, with what it takes to look at its arguments: 10 to 20 µs a call. `--torch` adds torch's own kernels
-for packed weights to the single layers; those on float32 are very slow.
+that of the best rounds. The aim is a ratio of at most 1.2 for linear layers and convolutions. The timed module is the
+result of `qc.lower`, with its argument checks: 10 to 20 µs a call. `--torch` adds torch's own kernels for packed weights to
+the single layers; those on float32 are very slow.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def models(rows: list[int]) -> dict[str, Model]:
 
 
 def take_turns(contenders: dict[str, Forward], x: Tensor, rounds: int) -> dict[str, list[float]]:
-    """How long each took, in every round."""
+    """The seconds per call of each contender, in every round."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     repeats: dict[str, int] = {}
     for name, forward in contenders.items():

@@ -2,7 +2,7 @@
 
     python -m examples.qat_digits [--plot docs/qat-digits.svg]
 
-Prints the accuracy of the float model, of what calibration makes of it, and of what training makes of it.
+Prints the accuracy of the float model, after calibration, and after training.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ W8A8 = qc.QuantConfig()
 
 @dataclass(frozen=True)
 class Course:
-    """How a training went."""
+    """The course of a training run."""
 
     losses: tuple[float, ...]
     """One a step."""
@@ -53,7 +53,7 @@ def accuracy(program: Program, data: Digits) -> float:
 
 
 def calibrated(program: Program, config: qc.QuantConfig, data: Digits) -> Program:
-    """What static quantization makes of it."""
+    """The program after static quantization."""
     prepared = qc.prepare(program, "x86", config=config)
     qc.calibrate(prepared, torch.split(data.images[:256], BATCH_SIZE), progress="silent")
     return qc.convert(prepared)
@@ -67,7 +67,7 @@ def epoch(data: Digits) -> Iterator[tuple[Tensor, Tensor]]:
 def trained(
     program: Program, config: qc.QuantConfig, training: Digits, held_out: Digits, *, epochs: int = 12, seed: int = 1
 ) -> tuple[Program, Course]:
-    """What training makes of it. Norms and ranges are frozen for the last third, so that it ends on firm ground."""
+    """The program after QAT. Norms and ranges are frozen for the last third, so that the weights settle on fixed scales."""
     torch.manual_seed(seed)
     prepared = qc.prepare(program, "x86", config=config, qat=True)
     optimizer = torch.optim.SGD(prepared.parameters(), lr=RATE, momentum=0.9)

@@ -1,6 +1,6 @@
-"""What can watch a pipeline run: `pipeline.run(program, hooks=[Verify(), Guard(), timing := Timing()])`.
+"""Hooks of a pipeline run: `pipeline.run(program, hooks=[Verify(), Guard(), timing := Timing()])`.
 
-Hooks are called in the order given. One that raises fails the pass it watched, as if the pass itself had raised.
+Hooks are called in the order given. An exception in a hook fails the pass it watched, like one in the pass itself.
 """
 
 from __future__ import annotations

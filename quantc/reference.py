@@ -167,7 +167,7 @@ def _check_form(multiplier: str) -> None:
 
 
 def _grid(name: str, levels: Tensor, scale: Numbers, zero_point: Places) -> Grid:
-    """What the integers of a tensor stand for; several scales are those of its first axis."""
+    """The grid of a tensor's integers; several scales belong to its first axis."""
     if levels.dtype not in STORED:
         kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in STORED)
         raise DataError(f"{name} is {levels.dtype}, not {kinds}", advice="quantize it first")

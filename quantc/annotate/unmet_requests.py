@@ -1,4 +1,4 @@
-"""What a config asked for and an annotated program does not have: refused, with the reason."""
+"""Refuse config requests that an annotated program does not satisfy, with the reason."""
 
 from __future__ import annotations
 

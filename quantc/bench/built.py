@@ -16,7 +16,7 @@ class Built:
 
     run: Callable[..., Any]
     weight_bytes: int | None
-    """The bytes of its weights; None where nobody can tell."""
+    """The bytes of its weights; None if unknown."""
     lowered: Lowered | None = None
     """The same, where it runs on quantc's kernels: of that the floor is known."""
 

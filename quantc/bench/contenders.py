@@ -76,10 +76,10 @@ def eager(task: Task) -> Built:
 
 
 def compiled(task: Task) -> Built:
-    return Built(_compiled(task.model, task), weights_of(task.model))
+    return Built(_compile(task.model, task), weights_of(task.model))
 
 
-def _compiled(model: nn.Module, task: Task) -> Callable[..., Any]:
+def _compile(model: nn.Module, task: Task) -> Callable[..., Any]:
     """A module compiled by inductor for inference."""
     made: Callable[..., Any] = torch.compile(model)
     made(*task.calibration[0])
@@ -103,10 +103,10 @@ def weights_of(module: nn.Module) -> int:
     leaves = pytree.tree_leaves(module.state_dict())
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     distinct = {(leaf.data_ptr(), leaf.numel()): leaf.numel() * leaf.element_size() for leaf in tensors}
-    return sum(distinct.values()) + sum(_saved(leaf) for leaf in leaves if isinstance(leaf, torch.ScriptObject))
+    return sum(distinct.values()) + sum(_saved_size(leaf) for leaf in leaves if isinstance(leaf, torch.ScriptObject))
 
 
-def _saved(packed: torch.ScriptObject) -> int:
+def _saved_size(packed: torch.ScriptObject) -> int:
     file = BytesIO()
     torch.save(packed, file)
     return file.getbuffer().nbytes
@@ -115,34 +115,34 @@ def _saved(packed: torch.ScriptObject) -> int:
 # -- quantc ----------------------------------------------------------------------------------------------------
 
 
-def _captured(task: Task) -> Program:
+def _capture(task: Task) -> Program:
     return task.program if isinstance(task.program, Program) else qc.capture(task.model, task.calibration[0])
 
 
-def _converted(task: Task, backend: str = TARGET) -> Program:
+def _convert(task: Task, backend: str = TARGET) -> Program:
     """Quantized for this processor: where it adds no pairs in 16 bits weights have all their bits, as other tools' have
     everywhere."""
-    prepared = qc.prepare(_captured(task), backend)
+    prepared = qc.prepare(_capture(task), backend)
     qc.calibrate(prepared, task.calibration, progress="silent")
     return qc.convert(prepared, reduce_range="auto" if adds_in_16_bits() else "no")
 
 
 def quantc_static(task: Task) -> Built:
-    return Built.of_lowered(qc.lower(_converted(task), TARGET))
+    return Built.of_lowered(qc.lower(_convert(task), TARGET))
 
 
 def quantc_tuned(task: Task) -> Built:
-    return Built.of_lowered(qc.lower(_converted(task), TARGET, tune=True, progress="silent"))
+    return Built.of_lowered(qc.lower(_convert(task), TARGET, tune=True, progress="silent"))
 
 
 def quantc_compiled(task: Task) -> Built:
-    made = qc.lower(_converted(task), TARGET, tune=True, compile=True, progress="silent")
+    made = qc.lower(_convert(task), TARGET, tune=True, compile=True, progress="silent")
     made(*task.calibration[0])  # compiles
     return Built.of_lowered(made)
 
 
 def quantc_dynamic(task: Task) -> Built:
-    prepared = qc.prepare(_captured(task), TARGET, config=mode_config(quantizer_of(TARGET), "dynamic"))
+    prepared = qc.prepare(_capture(task), TARGET, config=mode_config(quantizer_of(TARGET), "dynamic"))
     return Built.of_lowered(qc.lower(qc.convert(prepared), TARGET))
 
 
@@ -150,7 +150,7 @@ def on_engine(backend: str, engine: str) -> Callable[[Task], Built]:
     """Builder: quantc, static, for a backend whose rules suit an engine, on that engine."""
 
     def build(task: Task) -> Built:
-        made = qc.lower(_converted(task, backend), TARGET, engine=engine)
+        made = qc.lower(_convert(task, backend), TARGET, engine=engine)
         return Built(made, size_of(made.program))
 
     return build
@@ -202,7 +202,7 @@ def pt2e_inductor(task: Task) -> Built:
     for batch in task.calibration:
         prepared(*batch)
     made = convert_pt2e(prepared)
-    return Built(_compiled(made, task), weights_of(made))
+    return Built(_compile(made, task), weights_of(made))
 
 
 CONTENDERS: dict[str, Contender] = {

@@ -24,7 +24,7 @@ def onnxruntime(task: Task) -> Built:
         _quantize_onnx(whole, ready, small, task.calibration)
         content = small.read_bytes()
     session = OnnxRuntime(content, 1)
-    return Built(lambda *inputs: _unflattened(session(inputs)), len(content))
+    return Built(lambda *inputs: _unflatten(session(inputs)), len(content))
 
 
 def _quantize_onnx(whole: Path, ready: Path, small: Path, batches: Inputs) -> None:
@@ -38,7 +38,7 @@ def _quantize_onnx(whole: Path, ready: Path, small: Path, batches: Inputs) -> No
         """Hands out batches one by one, then None."""
 
         def __init__(self) -> None:
-            self.batches: Iterator[dict[str, Any]] = (_named(names, batch) for batch in batches)
+            self.batches: Iterator[dict[str, Any]] = (_by_name(names, batch) for batch in batches)
 
         def get_next(self) -> dict[str, Any] | None:
             return next(self.batches, None)
@@ -65,7 +65,7 @@ def openvino(task: Task) -> Built:
 
     def run(*inputs: Any) -> Any:
         found = program(_arrays(inputs))
-        return _unflattened([as_tensor(found[index]) for index in range(len(program.outputs))])
+        return _unflatten([as_tensor(found[index]) for index in range(len(program.outputs))])
 
     return Built(run, size)
 
@@ -74,10 +74,10 @@ def _arrays(inputs: Sequence[Any]) -> list[Any]:
     return [as_array(value) for value in inputs]
 
 
-def _named(names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Any]:
+def _by_name(names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(names, _arrays(inputs), strict=True))
 
 
-def _unflattened(tensors: Sequence[Tensor]) -> Any:
+def _unflatten(tensors: Sequence[Tensor]) -> Any:
     """Results of these engines in a model's output structure: they return lists only."""
     return tensors[0] if len(tensors) == 1 else tuple(tensors)

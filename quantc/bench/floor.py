@@ -32,7 +32,7 @@ from quantc.targets.kernels.replay import replay
 
 ROUNDS = 5
 TURNS, TURN = 3, 5e-4
-"""How often each has its turn in a round, the whole as well; and how many seconds an op is repeated for in a turn."""
+"""Turns of each contender per round, and the seconds of one turn."""
 UNTIMED = ("placeholder", "get_attr", "output")
 
 
@@ -45,7 +45,7 @@ class OpTime:
     kernel: str
     """Its best kernel; empty where it runs on none."""
     shape: str
-    """What it reads and, in brackets, what its kernel has to do."""
+    """Operand shapes and, in brackets, the kind of kernel work and its output channels."""
     microseconds: float
 
 
@@ -162,7 +162,7 @@ def _microseconds(step: Callable[..., Any], args: Sequence[Any], kwargs: dict[st
     def call(*given: Any) -> Any:
         return step(*given, **kwargs)
 
-    copies = _copied(args)
+    copies = _copy_tensors(args)
     call(*copies)
     if _is_same(args, copies):
         is_branch = isinstance(step, HigherOrderOperator)  # these look at numbers
@@ -170,7 +170,7 @@ def _microseconds(step: Callable[..., Any], args: Sequence[Any], kwargs: dict[st
         return best_seconds(run, given, repeats_of(run, given, TURN)) * 1e6
     best, spent = float("inf"), 0.0
     while spent < TURN * TURNS:
-        copies = _copied(args)
+        copies = _copy_tensors(args)
         begin = time.process_time()
         call(*copies)
         once = time.process_time() - begin
@@ -201,7 +201,7 @@ def best_seconds(step: Callable[..., Any], inputs: tuple[Any, ...], repeats: int
     return min(seconds_of(step, inputs, repeats) for _ in range(TURNS))
 
 
-def _copied(args: Any) -> tuple[Any, ...]:
+def _copy_tensors(args: Any) -> tuple[Any, ...]:
     copied: tuple[Any, ...] = pytree.tree_map(
         lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tuple(args)
     )

@@ -30,7 +30,7 @@ class Outcome:
 
     rows: tuple[Row, ...]
     floors: Mapping[str, Floor]
-    """By contender, of those that run on quantc's kernels; empty if nobody asked."""
+    """By contender, of those on quantc's kernels; empty unless requested."""
 
     def to_data(self) -> dict[str, Any]:
         floors = {name: floor.to_data() for name, floor in self.floors.items()}
@@ -49,7 +49,7 @@ def measure(
     with quietly_on_one_thread(), constants_frozen():
         for name, contender in contenders.items():
             tell(f"{task.name}: building {name}")
-            rows[name], made = _entered(task, name, contender)
+            rows[name], made = _enter(task, name, contender)
             if made is not None:
                 built[name] = made
         tell(f"{task.name}: taking turns, {rounds} rounds")
@@ -71,7 +71,7 @@ def measure(
     return Outcome(tuple(rows.values()), floors)
 
 
-def _entered(task: Task, name: str, contender: Contender) -> tuple[Row, Built | None]:
+def _enter(task: Task, name: str, contender: Contender) -> tuple[Row, Built | None]:
     """A contender that was built and has run, with its SQNR; or a row that says why it could not."""
     begin = time.perf_counter()
     try:

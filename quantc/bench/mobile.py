@@ -19,21 +19,21 @@ TARGET = "executorch"
 
 
 def quantc_static(task: Task) -> Built:
-    prepared = qc.prepare(_captured(task), TARGET)
+    prepared = qc.prepare(_capture(task), TARGET)
     qc.calibrate(prepared, task.calibration, progress="silent")
-    return _lowered(qc.convert(prepared))
+    return _lower(qc.convert(prepared))
 
 
 def quantc_dynamic(task: Task) -> Built:
     config = mode_config(quantizer_of(TARGET), "dynamic")
-    return _lowered(qc.convert(qc.prepare(_captured(task), TARGET, config=config)))
+    return _lower(qc.convert(qc.prepare(_capture(task), TARGET, config=config)))
 
 
-def _captured(task: Task) -> Program:
+def _capture(task: Task) -> Program:
     return task.program if isinstance(task.program, Program) else qc.capture(task.model, task.calibration[0])
 
 
-def _lowered(program: Program) -> Built:
+def _lower(program: Program) -> Built:
     made = qc.lower(program, "executorch")
     return Built(made, len(made.content))
 

@@ -20,7 +20,7 @@ Data = Callable[[int, int], Inputs]
 """Batches by seed and batch size."""
 
 COUNT = 4
-"""How many batches a seed gives."""
+"""Batches per seed."""
 CALIBRATION_SEED, UNSEEN_SEED = 1, 2
 STD = 0.02
 WORDS = 30522

@@ -40,13 +40,13 @@ class Row:
     milliseconds: float | None = None
     """The best of all rounds."""
     speed: float | None = None
-    """How many times faster than the float model, the median over the rounds."""
+    """Speedup over the float model, the median over the rounds."""
     sqnr: float | None = None
-    """In dB against the float model, on inputs that nobody has seen."""
+    """In dB against the float model, on unseen inputs."""
     size: float | None = None
     """Bytes of the weights, as a share of the float model's."""
     build_seconds: float | None = None
-    """How long it took to make, by the clock on the wall."""
+    """Wall-clock seconds of building it."""
     reason: str = ""
 
     def to_data(self) -> dict[str, Any]:

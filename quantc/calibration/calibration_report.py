@@ -15,7 +15,7 @@ from quantc.observe.store import Statistics
 from quantc.spec.observation import Observation
 
 SHOWN = 40
-"""How many groups are printed."""
+"""Maximum number of groups printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class GroupRange:
     """The extremes; None if nothing was seen, or the observation keeps none."""
     high: float | None
     seen: int
-    """How many elements."""
+    """Number of observed elements."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class CalibrationReport:
     groups: tuple[GroupRange, ...]
     notes: tuple[str, ...]
     coarse: tuple[Coarse, ...]
-    """Groups that are too small for the smallest scale, and so come to few levels."""
+    """Groups whose range is too small for the smallest scale, so that they use few levels."""
     seen: Mapping[str, Observation] = field(repr=False)
     describe: Callable[[], Mapping[str, Any]] = field(repr=False)
-    """What `seen` is of: takes a digest of all weights, and so is asked for only when needed."""
+    """Identity of the statistics. Computed lazily: it digests all weights."""
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -88,7 +88,7 @@ class CalibrationReport:
         lines += [f"  warning: {row}" for row in self.coarse]
         if self.unseen:
             lines.append(f"  never reached, and so not to be converted: {', '.join(self.unseen)}")
-        rows = [(row.where, row.observe, _shown(row.low), _shown(row.high), str(row.seen)) for row in self.groups]
+        rows = [(row.where, row.observe, _show(row.low), _show(row.high), str(row.seen)) for row in self.groups]
         if rows:
             lines += plain_rows(("tensor", "observe", "low", "high", "seen"), rows[:SHOWN])
         if len(rows) > SHOWN:
@@ -100,7 +100,7 @@ def batch_count(batches: int) -> str:
     return "1 batch" if batches == 1 else f"{batches} batches"
 
 
-def _shown(value: float | None) -> str:
+def _show(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 

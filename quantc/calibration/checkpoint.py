@@ -54,7 +54,7 @@ def _what(node: fx.Node, owner: nn.Module) -> str:
 
 
 def plan_digest(program: Program) -> str:
-    """Digest of what is observed and how: the calibrated groups, and their specs."""
+    """Digest of the calibrated groups and their specs."""
     total = blake2b(digest_size=SIZE)
     for group, _ in data_groups(program):
         members = " ".join(str(site) for site in group.values)
@@ -81,7 +81,7 @@ class Checkpoint:
     path: Path
     every: int
     identity: Mapping[str, Any]
-    """What the statistics are of: program, plan, how many batches came before, which share of the data."""
+    """Identity of the statistics: program, plan, number of earlier batches, share of the data."""
 
     def read(self) -> tuple[Whole, int] | None:
         """State that an earlier run left, and its number of threads; None if there was none. A file of another

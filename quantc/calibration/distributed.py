@@ -20,7 +20,7 @@ import torch.distributed as dist
 from quantc.errors import CalibrationError, UnknownNameError, suggest
 
 Shard = Literal["auto", "split", "given", "alone"]
-"""How the data is shared among processes.
+"""Distribution of the data over processes.
 
 auto    split, if this is one of several processes of torch.distributed or torchrun; else alone
 split   every process is given all batches, and process r of n takes those numbered r, r + n, r + 2n, ...

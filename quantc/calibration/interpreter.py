@@ -25,7 +25,7 @@ from quantc.observe.module import ObserverModule
 from quantc.text.literals import used_nodes
 
 Watch = Callable[[Any], None]
-"""Told the value of a node, right after it has been computed."""
+"""Callback with the value of a node, right after it has been computed."""
 Values = list[Any]
 Read = Callable[[Values], Any]
 
@@ -38,7 +38,7 @@ IN_PLACE: dict[Any, Callable[..., Any]] = {
     aten.add.Tensor: aten.add_.Tensor,
     aten.mul.Tensor: aten.mul_.Tensor,
 }
-"""What overwrites its operand where that is not needed any more: the same numbers, without new memory."""
+"""In-place forms of ops, for operands at their last use: the same numbers without an allocation."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class _Step:
     slot: int
     watch: Watch | None
     done: tuple[int, ...]
-    """The slots that nobody reads afterwards."""
+    """The slots that are dead afterwards."""
 
 
 class CompiledGraph:

@@ -88,7 +88,7 @@ class _Run:
     told: Told
     notes: list[str] = field(default_factory=list)
     kept: int = 0
-    """How many batches are in the checkpoint."""
+    """Number of batches in the checkpoint."""
 
     def __post_init__(self) -> None:
         statistics = self.program.plan.statistics

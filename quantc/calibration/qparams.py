@@ -38,7 +38,7 @@ def find_qparams(program: Program, reduce_range: RangeReduction = "auto") -> tup
         if group.source not in (Source.DERIVED, Source.RUN_TIME):
             found[group.name] = _qparams(program, group, places)
     notes = [f"{COARSE}{told}" for told in (*coarse_groups(program), *_coarse_weights(program, places, found))]
-    notes += _reduced(program, places, found, reduce_range)
+    notes += _reduce_ranges(program, places, found, reduce_range)
     for group in program.plan.groups:
         if isinstance(group.outcome, Derived):
             parents = [of_site[site] for site in group.outcome.sites]
@@ -51,8 +51,8 @@ def find_qparams(program: Program, reduce_range: RangeReduction = "auto") -> tup
     return found, notes
 
 
-def _reduced(program: Program, places: Places, found: dict[str, QParams], what: RangeReduction) -> list[str]:
-    """Make ranges narrower where that is asked for and needed. Says where."""
+def _reduce_ranges(program: Program, places: Places, found: dict[str, QParams], what: RangeReduction) -> list[str]:
+    """Reduce ranges where requested and needed; return notes."""
     reduction = Reduction(program, places, found)
     reduction.run(what)
     groups = [
@@ -67,7 +67,7 @@ def _reduced(program: Program, places: Places, found: dict[str, QParams], what: 
 
 
 def _coarse_weights(program: Program, places: Places, found: dict[str, QParams]) -> Iterator[str]:
-    """Says where the smallest scale allowed is coarser than what weights ask for."""
+    """Notes on weights whose scale the smallest allowed one clamps."""
     for group in program.plan.groups:
         if group.source is not Source.CONSTANTS or not isinstance(group.outcome, Quantize):
             continue
@@ -90,11 +90,11 @@ def _qparams(program: Program, group: Group, places: Places) -> QParams:
     known = program.plan.statistics.get(group.name)
     if isinstance(known, Trained):
         return known.qparams(group.outcome.spec, where=where)
-    observation = _observed(program, group, places, group.outcome.spec, where)
+    observation = _observe(program, group, places, group.outcome.spec, where)
     return observation.qparams(group.outcome.spec, where=where)
 
 
-def _observed(program: Program, group: Group, places: Places, spec: QuantSpec, where: str) -> Observation:
+def _observe(program: Program, group: Group, places: Places, spec: QuantSpec, where: str) -> Observation:
     """Statistics of a group's tensors: from calibration, and from constants."""
     constants = {
         str(node.target): tensor
@@ -104,7 +104,7 @@ def _observed(program: Program, group: Group, places: Places, spec: QuantSpec, w
     total = program.plan.statistics.get(group.name) if group.source is Source.DATA else None
     if group.source is Source.DATA and (total is None or not total.seen):
         if not all(is_empty(places.node(site)) for site in group.values):
-            raise _unobserved(program, group, where)
+            raise _unobserved_error(program, group, where)
         total = start(spec)
         total.update(torch.zeros(1), where=where)  # whatever the scale, there is nothing to round
     if total is not None or any(constant.numel() for constant in constants.values()):
@@ -122,7 +122,7 @@ def _observed(program: Program, group: Group, places: Places, spec: QuantSpec, w
     return total
 
 
-def _unobserved(program: Program, group: Group, where: str) -> CalibrationError:
+def _unobserved_error(program: Program, group: Group, where: str) -> CalibrationError:
     """Calibration saw nothing of a group: it was not run, or it never entered the branch or loop this is in."""
     path, statistics = group.places[0].graph, program.plan.statistics
     seen = {other.places[0].graph for other in program.plan.groups if _has_seen(statistics.get(other.name))}

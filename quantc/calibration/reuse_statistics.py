@@ -34,7 +34,7 @@ def use_statistics(prepared: Program, statistics: Saved) -> CalibrationReport:
     same program; but it may be prepared for another backend or config, as long as the observations suffice: a histogram
     gives every range method and bit width, min-max statistics give min-max ranges alone.
     """
-    return _use(prepared, _loaded(statistics))
+    return _use(prepared, _load(statistics))
 
 
 def merge_statistics(prepared: Program, shards: Iterable[Saved]) -> CalibrationReport:
@@ -43,7 +43,7 @@ def merge_statistics(prepared: Program, shards: Iterable[Saved]) -> CalibrationR
     The result has the same bits as one calibration over all of the data, in any order. Moving averages are refused:
     they depend on that order.
     """
-    parts = [_loaded(shard) for shard in shards]
+    parts = [_load(shard) for shard in shards]
     if not parts:
         raise CalibrationError("there are no statistics to merge", where=prepared.name, advice="give at least one")
     merged = parts[0]
@@ -64,7 +64,7 @@ def merge_statistics(prepared: Program, shards: Iterable[Saved]) -> CalibrationR
     return _use(prepared, Statistics(merged.sites, notes))
 
 
-def _loaded(saved: Saved) -> Statistics:
+def _load(saved: Saved) -> Statistics:
     return saved if isinstance(saved, Statistics) else Statistics.load(Path(saved))
 
 

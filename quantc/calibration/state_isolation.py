@@ -22,7 +22,7 @@ class Isolation:
     """Snapshot of the state that a program may modify."""
 
     def __init__(self, program: Program) -> None:
-        tensors = {id(tensor): tensor for tensor in _written(program)}
+        tensors = {id(tensor): tensor for tensor in _find_written(program)}
         self._saved = [(tensor, tensor.detach().clone(), tensor._version) for tensor in tensors.values()]
         self._random = any(_is_random(node) for node in program.nodes())
         self._inputs = _written_inputs(program)
@@ -53,7 +53,7 @@ class Isolation:
                     self._saved[place] = (tensor, before, tensor._version)
 
 
-def _written(program: Program) -> Iterator[Tensor]:
+def _find_written(program: Program) -> Iterator[Tensor]:
     """The constants that the program may write to: by an op, or inside a module of which nothing is known."""
     for _, graph in program.graphs():
         owner = program.owner(graph)

@@ -25,10 +25,10 @@ from quantc.spec.observation import Observation
 from quantc.spec.spec import QuantSpec
 
 COARSE = "warning: "
-"""How notes of this kind begin, in the log."""
+"""Prefix of these notes in the log."""
 MIN_SHARE = 0.5
-"""Which share of its levels a tensor must come to use. Half of them is one bit, 6 dB: what a range that was seen once and is
-half as wide later loses as well. Beyond that the format itself is in question."""
+"""Smallest share of its levels that a tensor must use. Half of them is one bit, 6 dB: as much as a range loses that is later
+half as wide. Below that the format itself is in question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Coarse:
     scale: float
     """The smallest that is allowed, and coarser than these numbers ask for."""
     levels: int
-    """How many different integers the numbers become."""
+    """Number of distinct integers the values map to."""
     of: int
 
     def __str__(self) -> str:

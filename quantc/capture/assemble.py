@@ -88,7 +88,7 @@ def assemble(
     names = names or SymbolNames()
     program = Program(
         graph,
-        _copied_root(graph, source, constants or {}, tensors),
+        _copy_root(graph, source, constants or {}, tensors),
         signature(names),
         name=name,
         method=method,
@@ -122,7 +122,7 @@ def inputs_of(placeholders: Iterable[fx.Node], leaves: Iterable[Any], names: Sym
     return tuple(rows)
 
 
-def _copied_root(
+def _copy_root(
     graph: fx.Graph, source: nn.Module, constants: Mapping[str, torch.Tensor], tensors: Tensors
 ) -> nn.Module:
     memo: dict[int, Any] = {}
@@ -132,18 +132,18 @@ def _copied_root(
     whole: set[str] = set()
     """The modules that are there as they are, such as the graphs of branches."""
     for name, tensor in source.named_parameters(remove_duplicate=False):
-        place(root, name, _copied(tensor, memo))
+        place(root, name, _copy_tensor(tensor, memo))
     for name, buffer in source.named_buffers(remove_duplicate=False):
         parent, _, leaf = name.rpartition(".")
         is_saved = leaf not in source.get_submodule(parent)._non_persistent_buffers_set
-        place(root, name, _copied(buffer, memo), is_saved=is_saved)
+        place(root, name, _copy_tensor(buffer, memo), is_saved=is_saved)
     for node in graph.nodes:
         target = str(node.target)
         if node.op not in ("get_attr", "call_module"):
             continue
         value = constants.get(target) if target in constants else attribute(source, target)
         if isinstance(value, torch.Tensor) and attribute(root, target) is None:
-            place(root, target, _copied(value, memo), is_saved=False)
+            place(root, target, _copy_tensor(value, memo), is_saved=False)
         elif isinstance(value, nn.Module) and (node.op == "call_module" or target not in whole):
             # its tensors, if it has any, have made a plain module of that name
             place(root, target, copied_module(value, memo))
@@ -151,7 +151,7 @@ def _copied_root(
     return root
 
 
-def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+def _copy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     if id(tensor) not in memo:
         data = tensor.detach().clone()
         is_parameter = isinstance(tensor, nn.Parameter)

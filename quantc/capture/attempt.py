@@ -34,7 +34,7 @@ def attempt(method: str, model: nn.Module, request: Request) -> tuple[Program, l
         _refuse_scripted(model)
     with keep_attributes(model):
         copied = twin(model, Tensors.SHARED)
-        changed = watch(copied) if method != "export-strict" else _changed_by_a_run(model, args, kwargs)
+        changed = watch(copied) if method != "export-strict" else _attributes_a_run_changes(model, args, kwargs)
         try:
             with _surroundings_kept(), seeds_refused(), data_kept() if method != "export-strict" else nullcontext():
                 if method == "fx":
@@ -59,7 +59,7 @@ def _refuse_scripted(model: nn.Module) -> None:
             )
 
 
-def _changed_by_a_run(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> list[str]:
+def _attributes_a_run_changes(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> list[str]:
     """The attributes that a call changes, where the model cannot be watched while it is captured."""
     runnable = twin(model, Tensors.COPIED)
     changed = watch(runnable)

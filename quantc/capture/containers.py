@@ -12,7 +12,7 @@ from quantc.capture.refused_trace import RefusedError
 from quantc.errors import CaptureError
 
 DEPTH = 4
-"""How deep into containers and objects tensors are looked for."""
+"""Maximum depth of the search for tensors in containers and objects."""
 REGISTER = "torch.utils._pytree.register_pytree_node says how it is taken apart and put together again"
 ADVICE = f"give a plain dict, list, tuple or NamedTuple of tensors; or register the class: {REGISTER}"
 

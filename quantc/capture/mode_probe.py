@@ -91,7 +91,7 @@ def _compare(program: Program, other: Program) -> str | None:
 
 
 def _steps(program: Program) -> Iterator[fx.Node]:
-    """The nodes of a program without what counts batches, which `train` and `eval` put in and take out."""
+    """The nodes of a program without the batch counters of norms, which `train` and `eval` insert and remove."""
     counters = set(program.counters.rows.values())
     for node in program.nodes():
         source = node.args[0] if node.target is torch.ops.aten.add_.Tensor else node
@@ -106,7 +106,7 @@ def _differences(left: fx.Node, right: fx.Node, places: dict[fx.Node, fx.Node]) 
         return None
     count = max(len(left.args), len(right.args))
     found: list[ModeValue] = []
-    for index, (a, b) in enumerate(zip(_padded(left, count), _padded(right, count), strict=True)):
+    for index, (a, b) in enumerate(zip(_pad_defaults(left, count), _pad_defaults(right, count), strict=True)):
         if _same(a, b, places):
             continue
         if not isinstance(a, bool | float) or type(a) is not type(b) or not isinstance(b, bool | float):
@@ -115,7 +115,7 @@ def _differences(left: fx.Node, right: fx.Node, places: dict[fx.Node, fx.Node]) 
     return found
 
 
-def _padded(node: fx.Node, count: int) -> list[Any]:
+def _pad_defaults(node: fx.Node, count: int) -> list[Any]:
     """A call's arguments with the defaults that were left out."""
     missing = arguments(node.target)[len(node.args) : count] if isinstance(node.target, OpOverload) else ()
     return [*node.args, *(row.default for row in missing), *[None] * (count - len(node.args) - len(missing))]

@@ -25,7 +25,7 @@ def twin(model: nn.Module, tensors: Tensors) -> nn.Module:
     """A copy of the modules. Ties between tensors stay; objects that cannot be copied (a lock, an open file) are shared."""
     memo: dict[int, Any] = {}
     for tensor in _tensors_of(model):
-        memo[id(tensor)] = tensor if tensors is Tensors.SHARED else _copied(tensor)
+        memo[id(tensor)] = tensor if tensors is Tensors.SHARED else _copy_tensor(tensor)
     return copied_module(model, memo)
 
 
@@ -39,10 +39,10 @@ def copied_module(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 def cloned_inputs(tree: Any) -> Any:
     """Inputs for a run that may write to them. Aliased inputs become separate: a program is for any inputs."""
-    return pytree.tree_map_only(torch.Tensor, _copied, tree)
+    return pytree.tree_map_only(torch.Tensor, _copy_tensor, tree)
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if is_lazy(tensor):
         return tensor
     data = tensor.detach().clone()
@@ -69,12 +69,12 @@ def _rebuilt(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     for module in modules:
         made = known[id(module)]
         if made is not module:
-            made.__dict__.update({name: _copied_value(value, known) for name, value in vars(module).items()})
+            made.__dict__.update({name: _copy_value(value, known) for name, value in vars(module).items()})
     found: nn.Module = known[id(model)]
     return found
 
 
-def _copied_value(value: Any, known: MutableMapping[int, Any]) -> Any:
+def _copy_value(value: Any, known: MutableMapping[int, Any]) -> Any:
     attempt: ChainMap[int, Any] = ChainMap({}, known)
     try:
         result = copy.deepcopy(value, attempt)  # type: ignore[arg-type]

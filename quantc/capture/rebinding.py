@@ -28,7 +28,7 @@ from quantc.ir.types import TensorType, TupleType, tensor_type, type_of
 REBINDING = frozenset({"set_", "resize_", "resize_as_", "resize_as_sparse_", "_resize_output_", "set_data"})
 """ATen ops after which a tensor has other memory or another size."""
 ASSIGNED = "copy__default"
-"""What torch.export calls the copies that it adds at the end, for buffers that are assigned: a copy in a model is `copy_`."""
+"""Name of the copies that torch.export appends for assigned buffers; a copy in a model is `copy_`."""
 ADVICE = "give the new tensor a name of its own (y = other), or write its numbers into the old one (y.copy_(other))"
 
 
@@ -84,7 +84,7 @@ def _refuse_kept_view(program: Program, graph: fx.Graph, aliasing: Aliasing) -> 
 
 
 def _memory(tensor: torch.Tensor) -> int | None:
-    """Where the memory of a tensor begins; None if it has none of the usual kind."""
+    """Storage address of a tensor; None without ordinary storage."""
     if isinstance(tensor, FakeTensor) or tensor.is_meta or tensor.layout is not torch.strided or not tensor.numel():
         return None
     return tensor.untyped_storage().data_ptr()

@@ -17,7 +17,7 @@ STANDARD = os.path.dirname(os.__file__) + os.sep
 CORE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 OURS = (os.path.join(CORE, "capture") + os.sep, os.path.join(CORE, "verbs", "capture.py"))
 CALLER = os.path.join(CORE, "capture", "symbolic", "symbolic_capture.py")
-"""The file that calls the model: frames outside it belong to whoever asked for the capture."""
+"""The file that calls the model: frames outside it belong to the caller of capture."""
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 

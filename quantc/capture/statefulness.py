@@ -21,7 +21,7 @@ from quantc.capture.model_copies import Tensors, cloned_inputs, twin
 STANDARD = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
 """Attributes that torch keeps for itself; recurrent modules list their weights anew when these are exchanged."""
 DEPTH = 4
-"""How deep into containers and objects a change is looked for."""
+"""Maximum depth of the search for changes in containers and objects."""
 Picture = tuple[Any, ...]
 
 
@@ -89,7 +89,7 @@ def depends_on_earlier_calls(model: nn.Module, args: tuple[Any, ...], kwargs: di
     with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         try:
-            expected = _seeded(twin(model, Tensors.COPIED), args, kwargs)
+            expected = _run_seeded(twin(model, Tensors.COPIED), args, kwargs)
             return any(
                 not _same(_second_result(model, first, (args, kwargs)), expected) for first in (others, (args, kwargs))
             )
@@ -101,13 +101,13 @@ def _second_result(model: nn.Module, first: Any, second: Any) -> list[Any]:
     seasoned = twin(model, Tensors.COPIED)
     places = _tensor_places(seasoned)
     with suppress(Exception):  # values in another order may be no valid input
-        _seeded(seasoned, *first)
+        _run_seeded(seasoned, *first)
     for put_back in places:
         put_back()
-    return _seeded(seasoned, *second)
+    return _run_seeded(seasoned, *second)
 
 
-def _seeded(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _run_seeded(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     torch.manual_seed(0)
     given, named = cloned_inputs((args, kwargs))
     return pytree.tree_leaves(model(*given, **named))

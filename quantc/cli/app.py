@@ -96,7 +96,7 @@ def inspect(
     if only is not None and (form is None or out is not None):
         raise typer.BadParameter("it prints a part, in the form that --format names", param_hint="--only")
     if out is not None:
-        _planned(out, form)
+        _plan_files(out, form)
     program = _load(source, method)
     if out is not None:
         _write(program, out, form)
@@ -128,7 +128,7 @@ def inspect(
     screen.table("ops", ("op", "count", "kind"), [(row.op, str(row.count), row.kind) for row in summary.ops])
     _show_log(screen, program)
     if out is not None:
-        _written(out, form)
+        _list_written(out, form)
 
 
 @app.command()
@@ -244,7 +244,7 @@ def run(
 
     steps = Pipeline.parse(pipeline)
     if out is not None:
-        _planned(out, None)
+        _plan_files(out, None)
     program = _load(source, method)
     start = len(program.log)
     watch, clock, diffs = _guard(guard), Timing(), Diff()
@@ -280,7 +280,7 @@ def run(
     for reason in watch.skipped if watch is not None else ():
         typer.echo(f"numbers not compared: {reason}", err=True)
     if out is not None:
-        _written(out, None)
+        _list_written(out, None)
 
 
 @app.command()
@@ -312,7 +312,7 @@ def explain(
     if is_table:
         explanation: TableExplanation | NodeExplanation = _table(table, backend).explain(program, node)
     else:
-        prepared = _prepared(program, backend, mode)
+        prepared = _prepare_for(program, backend, mode)
         if (error := folded_into(program, prepared, node)) is not None:
             raise error
         explanation = prepared.explain(node)
@@ -447,7 +447,7 @@ def _guard(when: Guarding) -> Guard | None:
     return Guard(limit=SMALL if when is Guarding.auto else None)
 
 
-def _prepared(program: Program, backend: str | None, mode: Technique) -> Program:
+def _prepare_for(program: Program, backend: str | None, mode: Technique) -> Program:
     """The program as a backend would have it; itself if no backend is given."""
     from quantc.annotate.quantizer import mode_config, quantizer_of
     from quantc.verbs.prepare import prepare
@@ -475,8 +475,8 @@ def _table(table: str | None, backend: str | None) -> RuleTable:
     return found
 
 
-def _planned(out: Path, form: Format | None) -> list[Output]:
-    """The files that come of `--out`; ConfigError or SaveError, before the work is done, for those that may not."""
+def _plan_files(out: Path, form: Format | None) -> list[Output]:
+    """The files of `--out`. Raises ConfigError or SaveError, before the work is done, for those that cannot be written."""
     from quantc.files.endings import check_ending
     from quantc.files.output_paths import Output, check_outputs
     from quantc.text.files import constants_file, inputs_file
@@ -507,7 +507,7 @@ def _write(program: Program, out: Path, form: Format | None) -> None:
     from quantc.files.sealed_text import sealed_text
     from quantc.text.files import Snapshot
 
-    kind = _planned(out, form)[0].kind
+    kind = _plan_files(out, form)[0].kind
     out.parent.mkdir(parents=True, exist_ok=True)
     if kind == "program":
         program.save(out)
@@ -519,9 +519,9 @@ def _write(program: Program, out: Path, form: Format | None) -> None:
         write_text(out, sealed_text(text) if kind == "text" and out.suffix == ".txt" else text)
 
 
-def _written(out: Path, form: Format | None) -> None:
+def _list_written(out: Path, form: Format | None) -> None:
     """Tell which files there are now."""
-    there = [str(output.path) for output in _planned(out, form) if output.path.exists()]
+    there = [str(output.path) for output in _plan_files(out, form) if output.path.exists()]
     typer.echo(f"written to {', '.join(there)}", err=True)
 
 

@@ -40,7 +40,7 @@ def own_task(source: str, data: str | None, method: Method) -> tuple[Task, tuple
             "there are no batches, so inputs are noise like the example inputs: SQNR says little about real ones"
         )
     else:
-        calibration, unseen = _parted(given, source)
+        calibration, unseen = _split_batches(given, source)
         if unseen is calibration:
             notes.append("there is one batch: SQNR is of what was calibrated with")
     is_module = loaded.model is not None
@@ -59,7 +59,7 @@ def _check_float(program: Program, source: str) -> None:
         raise ModeError(f"{program.name} is in training mode", where=source, advice="call model.eval() first")
 
 
-def _parted(given: Iterable[Any], source: str) -> tuple[Inputs, Inputs]:
+def _split_batches(given: Iterable[Any], source: str) -> tuple[Inputs, Inputs]:
     """Batches to calibrate with, and batches that were held out; the same one where there is no other."""
     batches = [_positional(batch, source) for batch in islice(given, MAX_BATCHES)]
     if not batches:

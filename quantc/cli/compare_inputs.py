@@ -33,14 +33,14 @@ class Side:
 
     source: str
     told: str
-    """What it is, in a few words."""
+    """A short description."""
     run: Run
     program: Program | None
-    """What it takes and yields; None for files that do not say how their inputs are arranged."""
+    """The program that says what it takes and yields; None for files that do not record how their inputs are arranged."""
     is_open: bool = False
-    """Whether what it runs is `program`, op by op."""
+    """True if it runs `program` itself, op by op."""
     model: nn.Module | None = None
-    """What it was captured from, where a factory gave that."""
+    """The captured model, if a factory gave one."""
     batches: Any = None
     """Data that came with it."""
 
@@ -56,7 +56,7 @@ class Side:
 def read_side(source: str, method: Method, examples: Examples | None = None) -> Side:
     """Side of a SOURCE argument; `examples` are for models without example inputs."""
     path = Path(source)
-    readers = {".pte": _pte, ".onnx": _onnx, ".qc": _stored}
+    readers = {".pte": _pte, ".onnx": _onnx, ".qc": _read_program}
     if path.suffix in readers:
         if not path.is_file():
             raise LoadError(f"no such file: {source}", where=source, advice=f"{KINDS}; or a .onnx or .pte file")
@@ -71,7 +71,7 @@ def _of_program(source: str, program: Program, model: nn.Module | None = None, b
     return Side(source, told, program.run_flat, program, is_open=True, model=model, batches=batches)
 
 
-def _stored(path: Path) -> Side:
+def _read_program(path: Path) -> Side:
     found = load_stored(path)
     if isinstance(found, Program):
         return _of_program(str(path), found)

@@ -55,14 +55,14 @@ class Data:
     arrays: dict[str, Tensor] | None = None
     values: Iterable[Any] | None = None
     inputs: tuple[int | str, ...] = ()
-    """What the model takes of each batch, where it does not take all."""
+    """The parts of each batch that the model takes; empty for all."""
 
     @staticmethod
     def read(data: str, inputs: tuple[int | str, ...] = ()) -> Data:
         path = Path(data)
         if path.suffix in FILES:
             arrays = _arrays(path)
-            return Data(data, arrays=_wanted(arrays, inputs, data) if inputs else arrays)
+            return Data(data, arrays=_select_arrays(arrays, inputs, data) if inputs else arrays)
         if ":" not in data:
             raise LoadError(f"{data!r} is not a source of batches", where=f"--data {data}", advice=KINDS)
         return Data(data, values=batches_of(data, import_object(data)), inputs=inputs)
@@ -93,7 +93,7 @@ class Data:
         return first if isinstance(first, tuple) else tuple(first) if isinstance(first, list) else (first,)
 
 
-def _wanted(arrays: dict[str, Tensor], inputs: tuple[int | str, ...], data: str) -> dict[str, Tensor]:
+def _select_arrays(arrays: dict[str, Tensor], inputs: tuple[int | str, ...], data: str) -> dict[str, Tensor]:
     """The arrays that --inputs names, or whose place it gives."""
     found: dict[str, Tensor] = {}
     for key in inputs:
@@ -152,7 +152,7 @@ def _arrays(path: Path) -> dict[str, Tensor]:
 
 
 def _cut(arrays: Mapping[str, Tensor], program: Program, data: str) -> Batches:
-    """Batches of arguments. The arrays are checked now, and not when the first batch is asked for."""
+    """Batches of arguments. The arrays are checked at once, not at the first batch."""
     inputs = [item for item in program.signature.inputs if not item.is_constant]
     chosen = _by_input(arrays, inputs, data)
     parts = {item.name: _split(item, chosen[item.name], data) for item in inputs}
@@ -165,7 +165,7 @@ def _cut(arrays: Mapping[str, Tensor], program: Program, data: str) -> Batches:
             advice="give as many samples for each input",
         )
     _check_together(inputs, parts, data)
-    notes = [note for item in inputs if (note := _left_out(item, chosen[item.name], parts[item.name]))]
+    notes = [note for item in inputs if (note := _leftover_note(item, chosen[item.name], parts[item.name]))]
     return Batches(list(_arguments(program, parts)), tuple(notes))
 
 
@@ -248,7 +248,7 @@ def _split(item: Input, array: Tensor, data: str) -> tuple[Tensor, ...]:
     return torch.split(array[: array.shape[0] // size * size], size)
 
 
-def _left_out(item: Input, array: Tensor, batches: tuple[Tensor, ...]) -> str | None:
+def _leftover_note(item: Input, array: Tensor, batches: tuple[Tensor, ...]) -> str | None:
     is_cut = item.type is not None and array.dim() == item.type.rank
     rest = array.shape[0] - sum(len(batch) for batch in batches) if is_cut else 0
     return f"{rest} of {array.shape[0]} samples of {item.name} do not fill a batch and are left out" if rest else None

@@ -17,9 +17,9 @@ from quantc.errors import QuantcError
 
 P = ParamSpec("P")
 USAGE: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
-"""What typer raises for wrong usage, of which this is one kind: it has no public name."""
+"""The base class of typer's usage errors, which has no public name."""
 GIVEN = "quantc.given"
-"""Where the context of a call has its arguments."""
+"""Key of a call's arguments in its context."""
 REFUSED = 1
 STANDARD_OUTPUT = "-"
 """The file name that stands for it."""

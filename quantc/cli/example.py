@@ -89,17 +89,17 @@ class Digits:
 
 def digits_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The trained residual model in eval mode, and example inputs: four images it was not trained on."""
-    return _stored("digits_cnn", DigitsCNN)
+    return _load_model("digits_cnn", DigitsCNN)
 
 
 def separable_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The trained separable model in eval mode, and the same example inputs."""
-    return _stored("digits_separable", SeparableCNN)
+    return _load_model("digits_separable", SeparableCNN)
 
 
-def _stored(name: str, build: type[nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _load_model(name: str, build: type[nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...]]:
     stored = load((resources.files("quantc") / "data" / f"{name}.safetensors").read_bytes())
-    images = _scaled(stored.pop(IMAGES))
+    images = _scale_pixels(stored.pop(IMAGES))
     with torch.random.fork_rng(devices=[]):  # drawing the weights that are replaced below must not be noticed
         model = build()
     model.load_state_dict(stored)
@@ -120,7 +120,7 @@ def digits_split() -> tuple[Digits, Digits]:
     pixels, labels = load_digits(return_X_y=True)
     parts = train_test_split(pixels, labels, test_size=HELD_OUT, random_state=SPLIT_SEED, stratify=labels)
     train_pixels, held_pixels, train_labels, held_labels = (torch.from_numpy(part) for part in parts)
-    return Digits(_scaled(train_pixels), train_labels), Digits(_scaled(held_pixels), held_labels)
+    return Digits(_scale_pixels(train_pixels), train_labels), Digits(_scale_pixels(held_pixels), held_labels)
 
 
 def digits_data() -> tuple[list[Tensor], Digits]:
@@ -129,6 +129,6 @@ def digits_data() -> tuple[list[Tensor], Digits]:
     return list(torch.split(train.images[: BATCHES * BATCH_SIZE], BATCH_SIZE)), held_out
 
 
-def _scaled(pixels: Tensor) -> Tensor:
+def _scale_pixels(pixels: Tensor) -> Tensor:
     """Pixels come as 0 to 16."""
     return (pixels.float() / 16).reshape(-1, 1, 8, 8)

@@ -35,7 +35,7 @@ class Summary:
     mode: str
     nodes: int
     parameters: int
-    """How many numbers its parameters hold; a tied one counts once."""
+    """Number of elements of its parameters; a tied one counts once."""
     bytes: int
     """The size of parameters and buffers."""
     opaque: tuple[str, ...]

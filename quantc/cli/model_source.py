@@ -32,7 +32,7 @@ KINDS = "give a .qc file, a .pt2 file, a .txt file with a program's text, or pac
 
 
 READERS: dict[str, Callable[[Path], Program]] = {".qc": load_saved, ".pt2": capture, ".txt": read_text}
-"""Who reads the files that go by a suffix."""
+"""Readers by file suffix."""
 
 
 OTHERS = {".pte": "ExecuTorch", ".onnx": "ONNX runtimes"}
@@ -53,7 +53,7 @@ def load(source: str | None, method: Method = "auto") -> Program:
 
 
 Examples = Callable[[nn.Module], "tuple[Any, ...] | dict[str, Any] | None"]
-"""Where the example inputs of a model come from that has none: positional ones, or keyword arguments."""
+"""Makes the example inputs of a model that has none: positional ones, or keyword arguments."""
 
 
 def load_all(
@@ -63,7 +63,7 @@ def load_all(
     without any; `dtype` is the dtype to cast a model to.
     """
     if source is None:
-        return _captured(EXAMPLE, method, examples, dtype)
+        return _capture(EXAMPLE, method, examples, dtype)
     path = Path(source)
     if path.suffix in READERS:
         if not path.is_file():
@@ -80,7 +80,7 @@ def load_all(
         )
     if ":" not in source:
         raise LoadError(f"{source!r} is not a source of programs", where=f"the source {source}", advice=KINDS)
-    return _captured(source, method, examples, dtype)
+    return _capture(source, method, examples, dtype)
 
 
 def _check_no_cast(source: str, dtype: str | None) -> None:
@@ -126,7 +126,7 @@ def call_factory(place: str, factory: Any, gives: str = "(model, example_inputs)
         ) from error
 
 
-def _captured(place: str, method: Method, examples: Examples | None, dtype: str | None) -> Loaded:
+def _capture(place: str, method: Method, examples: Examples | None, dtype: str | None) -> Loaded:
     value = import_object(place)
     if callable(value) and not isinstance(value, nn.Module):
         value = call_factory(place, value)

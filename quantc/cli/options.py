@@ -43,7 +43,7 @@ class Technique(StrEnum):
 
 
 class Guarding(StrEnum):
-    """When to compare the numbers before and after each pass: for small programs, always, or never."""
+    """The condition for comparing the numbers before and after each pass: small programs, always, or never."""
 
     auto = "auto"
     always = "always"

@@ -67,7 +67,7 @@ PUBLIC_MODULES = (
     "quantc.text.printer",
     "quantc.verbs.capture",
 )
-"""What documents and examples import from; everything else is internal."""
+"""Modules that documents and examples import from; everything else is internal."""
 
 INTRO = """\
 # Public modules

@@ -31,11 +31,11 @@ class Delivered:
 
     done: Done
     artifact: Any = None
-    """What the program was lowered to; None where it was not."""
+    """The lowered artifact; None if the program was not lowered."""
     why_not: str = ""
-    """Why it was not lowered, or its speed not measured."""
+    """The reason why it was not lowered, or its speed not measured."""
     files: tuple[tuple[str, Path], ...] = ()
-    """What was written: what it is, and where."""
+    """The kind and path of each written file."""
 
     @property
     def is_elsewhere(self) -> bool:
@@ -131,12 +131,12 @@ def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
         why_not = f"not lowered: unknown target {target!r}"
     if artifact is not None:
         say("time ...")
-        done, why_not = _timed(done, artifact, target)
+        done, why_not = _time(done, artifact, target)
     delivered = Delivered(done, artifact, why_not)
-    return delivered if out is None else _written(delivered, out, target)
+    return delivered if out is None else _write_files(delivered, out, target)
 
 
-def _written(delivered: Delivered, out: Path, target: str) -> Delivered:
+def _write_files(delivered: Delivered, out: Path, target: str) -> Delivered:
     """Write the planned files, except an artifact that does not exist."""
     done, artifact = delivered.done, delivered.artifact
     outputs = plan_outputs(out, target)
@@ -156,7 +156,7 @@ def _written(delivered: Delivered, out: Path, target: str) -> Delivered:
     return replace(delivered, files=tuple(files))
 
 
-def _timed(done: Done, artifact: Any, target: str) -> tuple[Done, str]:
+def _time(done: Done, artifact: Any, target: str) -> tuple[Done, str]:
     """Time per call of the float program, and of the quantized one's artifact, interleaved."""
     captured = done.result.captured
     if captured.example_inputs is None:
@@ -181,7 +181,7 @@ def _timed(done: Done, artifact: Any, target: str) -> tuple[Done, str]:
 
 
 def _float_run(target: str, captured: Program) -> tuple[FloatRun | None, str]:
-    """The float program on the same runtime; or why it cannot be had, or does not run."""
+    """The float program on the same runtime; or the reason why there is none, or it does not run."""
     try:
         found = in_float(target, captured)
         _call(captured, found.model)()

@@ -89,7 +89,7 @@ class BackendRow:
     rules: int = 0
     summary: str = ""
     modes: dict[str, str] = field(default_factory=dict)
-    """What each mode of `qc.quantize` asks of everything, as the text of a spec; the backend's own roles for static."""
+    """The spec of each mode of `qc.quantize`, as text; empty for static, which takes the backend's roles."""
     named: tuple[str, ...] = ()
     """The rules that are carried out with scales from data only where a config names the op."""
     dynamic: dict[str, str] = field(default_factory=dict)

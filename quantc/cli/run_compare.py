@@ -64,9 +64,9 @@ class Structure:
     ops: tuple[ComparedOps, ...]
     """The ops that they do not have equally often."""
     decisions: tuple[Decision, ...]
-    """Where both are quantized, or about to be: what they do to an op, if not the same."""
+    """Differing decisions on ops, if both programs are annotated or later."""
     is_quantizing: bool
-    """Whether one of them is quantized and the other is not: most differs then, and for this reason."""
+    """True if one of them is quantized and the other is not, which explains most differences."""
     diff: Diff
 
     def to_data(self) -> dict[str, Any]:
@@ -124,14 +124,14 @@ def carry_out(a: str, b: str, data: str | None, noise: int | None, most: int | N
     """Read both, run both on the same batches, at most `most` of them, and compare."""
     read = None if data is None else Data.read(data)
     left, right = (read_side(source, method, None if read is None else read.examples) for source in (a, b))
-    known = _known(left, right)
-    given = _given(known, (left, right), read, noise, most)
+    known = _known_program(left, right)
+    given = _collect_batches(known, (left, right), read, noise, most)
     if left.is_open and right.is_open and left.program is not None and right.program is not None:
         return _op_by_op(left, left.program, right, right.program, given)
     return _outputs_only(left, right, known, given)
 
 
-def _known(left: Side, right: Side) -> Program:
+def _known_program(left: Side, right: Side) -> Program:
     """The program that says how inputs are arranged."""
     program = left.program if left.program is not None else right.program
     if program is None:
@@ -143,12 +143,12 @@ def _known(left: Side, right: Side) -> Program:
     return program
 
 
-def _given(
+def _collect_batches(
     program: Program, sides: tuple[Side, Side], data: Data | None, noise: int | None, most: int | None
 ) -> ComparedModel:
     if data is not None:
         read = data.batches(program)
-        return _taken(read.values, f"--data {data.place}", most, read.notes)
+        return _take_batches(read.values, f"--data {data.place}", most, read.notes)
     source = sides[0].source
     if noise is not None:
         note = f"noise like {EXAMPLES} (seed {SEED}): this says little about real inputs"
@@ -157,13 +157,13 @@ def _given(
         return ComparedModel(batches, f"{batch_count(noise)} of noise like {EXAMPLES}", (f"the inputs are {note}",))
     for side in sides:
         if side.batches is not None:
-            return _taken(batches_of(side.source, side.batches), f"those of {side.source}", most)
+            return _take_batches(batches_of(side.source, side.batches), f"those of {side.source}", most)
     leaves = example_leaves(program, source)
     note = f"the inputs are {EXAMPLES} alone: give --data for more"
     return ComparedModel([batch_of(program, leaves)], EXAMPLES, (note,))
 
 
-def _taken(batches: Iterable[Any], where: str, most: int | None, notes: tuple[str, ...] = ()) -> ComparedModel:
+def _take_batches(batches: Iterable[Any], where: str, most: int | None, notes: tuple[str, ...] = ()) -> ComparedModel:
     taken = list(islice(batches, most))
     if not taken:
         raise DataError("compared on zero batches", where=where, advice="give at least one batch")
@@ -196,12 +196,12 @@ def structure_of(left: Program, right: Program) -> Structure:
 
 
 def _decisions(left: Program, right: Program) -> tuple[Decision, ...]:
-    told = [{row.node: _said(row) for row in each.coverage().rows} for each in (left, right)]
+    told = [{row.node: _decision_text(row) for row in each.coverage().rows} for each in (left, right)]
     both = [node for node in told[0] if node in told[1]]
     return tuple(Decision(node, told[0][node], told[1][node]) for node in both if told[0][node] != told[1][node])
 
 
-def _said(row: Row) -> str:
+def _decision_text(row: Row) -> str:
     if row.verdict is Verdict.FLOAT:
         return "float"
     return " ".join(part for part in (row.technique, row.verdict.value, f"by {row.rule}") if part)

@@ -130,13 +130,13 @@ class Wanted:
     backend: Any
     mode: Mode = "static"
     specs: tuple[QuantSpec, ...] = ()
-    """For everything, on top of what the mode asks for."""
+    """For all tensors, on top of the mode's."""
     config: QuantConfig | None = None
     """The last word."""
     to: Form = "qdq"
     reduce_range: RangeReduction = "auto"
     held_out: int | None = None
-    """How many of the last batches to measure on, and not to calibrate with."""
+    """Number of last batches kept from calibration to measure on."""
     taken: Taken = Taken()
 
     @property
@@ -193,10 +193,10 @@ def carry_out(
     if job.held_out is None:
         return Done(result, None)
     say("measure ...")
-    before, after = (_recognised(program, job.held_out) for program in (job.program, result.program))
+    before, after = (_accuracy(program, job.held_out) for program in (job.program, result.program))
     return Done(result, Accuracy(before, after, len(job.held_out.labels)))
 
 
 @torch.inference_mode()
-def _recognised(program: Program, held_out: Digits) -> float:
+def _accuracy(program: Program, held_out: Digits) -> float:
     return float((program(held_out.images).argmax(1) == held_out.labels).double().mean())

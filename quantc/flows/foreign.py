@@ -30,12 +30,12 @@ def inner(observer: Any) -> Any:
 
 
 def is_observer(module: object) -> bool:
-    """Whether something can be asked for scale and zero point."""
+    """True for a module with `calculate_qparams`."""
     return isinstance(module, nn.Module) and callable(getattr(module, "calculate_qparams", None))
 
 
 def has_seen(observer: Any) -> bool:
-    """Whether an observer has seen data, as far as its buffers tell; those with a fixed scale need none."""
+    """True if an observer has seen data, as far as its buffers tell, or has a fixed scale."""
     observer = inner(observer)
     low, high = getattr(observer, "min_val", None), getattr(observer, "max_val", None)
     if isinstance(low, Tensor) and isinstance(high, Tensor):
@@ -44,9 +44,9 @@ def has_seen(observer: Any) -> bool:
 
 
 def spec_of(observer: Any, role: Role = Role.ACT) -> QuantSpec:
-    """How a tensor is quantized that an observer, or what makes observers, stands for.
+    """The spec that an observer or its factory stands for.
 
-    Float zero points (`per_channel_affine_float_qparams`) are an affine spec by channel: the engine's are whole numbers.
+    Float zero points (`per_channel_affine_float_qparams`) become a per-channel affine spec: the engine's are integers.
     """
     found = observer if isinstance(observer, nn.Module) else observer()
     if getattr(found, "dtype", None) is None:
@@ -68,7 +68,7 @@ def spec_of(observer: Any, role: Role = Role.ACT) -> QuantSpec:
 
 
 OBSERVED_AS = {"HistogramObserver": "histogram", "RecordingObserver": "recording"}
-"""The engine's name for what an observer collects, by the name of its class; minmax for all others."""
+"""The engine's name of an observer's statistics, by the name of its class; minmax for all others."""
 
 
 def _observe(observer: Any) -> Observe:
@@ -82,7 +82,7 @@ def _observe(observer: Any) -> Observe:
 
 
 class FoundQParams(WithoutRange):
-    """What is left of an observer in a file: the scale and zero point it had found."""
+    """An observer restored from a file: its scale and zero point, without statistics."""
 
     scale: Tensor
     zero_point: Tensor

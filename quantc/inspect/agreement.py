@@ -44,7 +44,7 @@ class AgreementRow:
     module: str
     elements: int = 0
     differ: int = 0
-    """How many elements are not the same."""
+    """Number of unequal elements."""
     worst: int = 0
     """By how many steps, at most."""
     clear: int = 0
@@ -186,7 +186,7 @@ class _Comparison(NodeByNode):
         self.integer = _Integer(integer)
         self.rows: dict[str, AgreementRow] = {}
         self.exact: dict[fx.Node, Any] = {}
-        """What each node yields in float64, from the same integers."""
+        """The result of each node in float64, from the same integers."""
         self.found: dict[fx.Node, tuple[Tensor, Tensor]] = {}
         """Scale and zero point of dequantize ops for which they are found as the program runs."""
 
@@ -209,24 +209,24 @@ class _Comparison(NodeByNode):
         grid = grid_of(self.program, node)
         if is_quantize(node) and grid is not None:
             levels = self.exact[node.all_input_nodes[0]] / _along(grid, value, grid.scale)
-            return self._settled(node, value, levels + _along(grid, value, grid.zero_point))
+            return self._settle(node, value, levels + _along(grid, value, grid.zero_point))
         if is_choice(node) or is_quantize(node):
             return value, value  # scales found as it runs: both forms find the same of the same numbers
         if node in self.found:
             scale, zero_point = self.found[node]
             return value, (self.env[node.all_input_nodes[0]].double() - zero_point) * scale
         if isinstance(node.target, HigherOrderOperator) or (grid is not None and grid.group is not None):
-            return value, _doubled(value)  # computed in float32 inside; scales of groups are those of weights
+            return value, _as_double(value)  # computed in float32 inside; scales of groups are those of weights
         if is_dequantize(node) and grid is not None:
             source = self.env[node.all_input_nodes[0]]
             real = (source.double() - _along(grid, source, grid.zero_point)) * _along(grid, source, grid.scale)
             return value, real
         if node.op in ("placeholder", "get_attr"):
-            return value, _doubled(value)
+            return value, _as_double(value)
         args, kwargs = map_arg((node.args, node.kwargs), self.exact.__getitem__)
-        exact, more = _doubled(getattr(self, node.op)(node.target, args, kwargs)), self._bias_rounding(node)
+        exact, more = _as_double(getattr(self, node.op)(node.target, args, kwargs)), self._bias_rounding(node)
         exact = exact if more is None else exact + more
-        return self._settled(node, value, exact)
+        return self._settle(node, value, exact)
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
@@ -255,7 +255,7 @@ class _Comparison(NodeByNode):
         trailing = 0 if of_two else self.env[weight].dim() - 2
         return more.reshape(-1, *[1] * trailing) if trailing else more
 
-    def _settled(self, node: fx.Node, value: Any, exact: Any) -> tuple[Any, Any]:
+    def _settle(self, node: fx.Node, value: Any, exact: Any) -> tuple[Any, Any]:
         """The value that goes on from here, and its exact twin; noted if the integer program has one of its own."""
         twin = self.integer.values.get(node.name)
         if not isinstance(twin, Tensor) or not isinstance(value, Tensor):
@@ -300,6 +300,6 @@ def _along(grid: Grid, x: Tensor, values: Tensor) -> Tensor:
     return values if grid.axis is None else values.reshape([-1 if dim == grid.axis else 1 for dim in range(x.dim())])
 
 
-def _doubled(value: Any) -> Any:
+def _as_double(value: Any) -> Any:
     """A value with every float tensor in float64."""
     return pytree.tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, value)

@@ -34,9 +34,9 @@ class Change(Generic[S]):
 
     kind: ClassVar[str]
     cost: ClassVar[int]
-    """How much is touched; the smallest change has the lowest."""
+    """Rank by the amount of change; the smallest has the lowest."""
     on: ClassVar[str]
-    """What it is applied to: "config", "program", "backend", or "model" for one to be made by hand."""
+    """The object to apply it to: "config", "program", "backend", or "model" for a change to make by hand."""
 
     @abstractmethod
     def apply(self, subject: S) -> S:

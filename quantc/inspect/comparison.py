@@ -34,10 +34,10 @@ class Layer:
     module: str
     source: str
     sqnr: float
-    """Of what it yields in the quantized program: everything before it counts too."""
+    """Of its result in the quantized program, with the error of everything before it."""
     local: float | None
-    """Of what it yields when it alone is quantized, on the float program's values; None if it reads nothing
-    quantized, or cannot be run twice."""
+    """Of its result when it alone is quantized, on the float program's values; None if it reads nothing quantized, or cannot be run
+    twice."""
 
     def to_data(self) -> dict[str, Any]:
         numbers = {"sqnr": as_data(self.sqnr), "local": as_data(self.local)}
@@ -154,7 +154,7 @@ def compare_programs(reference: Program, quantized: Program, batches: Iterable[A
         size=size(reference, quantized),
         notes=tuple(_notes(quantized, lockstep)),
         largest=tuple(lockstep.largest),
-        vanished=tuple(_vanished(quantized, lockstep)),
+        vanished=tuple(_find_vanished(quantized, lockstep)),
     )
 
 
@@ -171,7 +171,7 @@ def _layers(quantized: Program, lockstep: Lockstep) -> Iterator[Layer]:
         yield Layer(node.name, op_name(node), rule, *place, noise.sqnr, None if own is None else own.sqnr)
 
 
-def _vanished(quantized: Program, lockstep: Lockstep) -> Iterator[Vanished]:
+def _find_vanished(quantized: Program, lockstep: Lockstep) -> Iterator[Vanished]:
     named = {node.name: node for node in quantized.graph.nodes}
     for name, (zeros, count) in lockstep.vanished.items():
         if zeros:

@@ -29,7 +29,7 @@ from quantc.passes.remove_fake_quantize import as_inference_has_it
 from quantc.spec.formats import Timing
 
 MAX_ROWS = 40
-"""How many rows of each kind the text shows."""
+"""Maximum number of rows of each kind in the text."""
 BY_OP = ("op", "quantized", "propagated", "float", TECHNIQUE, "multiply-adds", "int8")
 
 
@@ -53,8 +53,7 @@ class Row:
     op: str
     verdict: Verdict
     technique: str
-    """When its scales are found, and on what it computes: "static", "dynamic" or "weight-only". Empty if no rule took
-    it."""
+    """One of "static", "dynamic" and "weight-only"; empty if no rule took it."""
     rule: str
     """The rule that took it; for a float op the rule that came nearest, if any did."""
     quantizer: str
@@ -66,7 +65,7 @@ class Row:
     macs: int | None
     """Its multiply-adds; None where they are not known."""
     int8_macs: int
-    """Those of them whose factors are all 8-bit integers."""
+    """Multiply-adds whose factors are all 8-bit integers."""
 
     def to_data(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,7 +84,7 @@ class Coverage:
     quantizer: str
     rows: tuple[Row, ...]
     accumulators: Accumulators | None = None
-    """What the sums of its products can come to, once its weights are integers."""
+    """Accumulator bounds, once the weights are integers."""
     coarse: tuple[Coarse, ...] = ()
     """Tensors that are too small for the smallest scale, once calibration has seen them."""
 
@@ -167,7 +166,7 @@ class Coverage:
     def headline(self) -> str:
         """Totals, in one line."""
         taken, handed_on, in_float = (
-            f"{count} {verdict}{self._told(verdict)}" for verdict, count in self.counts.items()
+            f"{count} {verdict}{self._techniques_text(verdict)}" for verdict, count in self.counts.items()
         )
         states = f"{taken}, {handed_on}, {in_float}"
         if self.is_integer:
@@ -177,7 +176,7 @@ class Coverage:
         unknown = f"; not counted: {len(self.uncounted)} ops of unknown size" if self.uncounted else ""
         return f"{self.program} for {self.quantizer or 'nobody'}: {len(self.rows)} ops, {states}; {products}{unknown}"
 
-    def _told(self, verdict: Verdict | str) -> str:
+    def _techniques_text(self, verdict: Verdict | str) -> str:
         """The techniques of the ops of a verdict, in brackets; nothing where all are static."""
         words = in_words(row.technique for row in self.rows_for(Verdict(verdict)))
         return f" ({words})" if words else ""
@@ -289,9 +288,9 @@ class Judge:
         origin = self.program.origins.get(node) or Origin()
         name = f"{path}/{node.name}" if path else node.name
         place = (origin.module_path, origin.source)
-        return Row(name, op_name(node), *self._judged(path, node), *place, macs, int8)
+        return Row(name, op_name(node), *self._judge(path, node), *place, macs, int8)
 
-    def _judged(self, path: str, node: fx.Node) -> tuple[Verdict, str, str, str, Why | None, str]:
+    def _judge(self, path: str, node: fx.Node) -> tuple[Verdict, str, str, str, Why | None, str]:
         """Verdict, technique, rule, quantizer, and why."""
         claim = self.program.plan.claims.get(node)
         if self.is_integer and node in self.program.plan.left_float:

@@ -26,7 +26,7 @@ from quantc.patterns.explain_match import Tried, resolve_node
 from quantc.spec.formats import Timing
 
 SHOWN = 6
-"""How many ops of a module are named."""
+"""Maximum number of ops of a module that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class NodeExplanation:
     tried: tuple[Tried, ...]
     """Every rule that mentions the op: the one that took it first, then the nearest."""
     changes: tuple[Change[Any], ...]
-    """What would let a rule take it, the smallest first; one is enough for the reason it answers."""
+    """Changes that would let a rule take it, the smallest first; one is enough for the reason it answers."""
     notes: tuple[str, ...] = ()
-    """What else there is to say of it: which rule of the config it follows, what it computes in integer form."""
+    """Further facts: the config rule it follows, its formula in integer form."""
     is_integer: bool = False
-    """Whether the program is in integer form: what would have to change is for the prepared one to say."""
+    """True if the program is in integer form: changes are for the prepared program to tell."""
     others: tuple[NodeExplanation, ...] = ()
-    """Where a module was asked for: its other ops. This is the first that is float, if one is."""
+    """The other ops of a requested module. This is its first float op, if there is one."""
 
     @property
     def verdict(self) -> Verdict:
@@ -106,13 +106,13 @@ def explain(program: Program, node: fx.Node | str) -> NodeExplanation:
         asked = next((op for at, op in ops_of(judge.program) if at == path and op.name == found.name), None)
         if asked is None:
             raise _no_op(program, found)
-        made = _explained(program, judge, path, asked)
+        made = _explain(program, judge, path, asked)
         others = [op.name for _, op in inside if op is not asked]
         if others and asked not in [op for _, op in inside]:
             told = f"{node} is also a module, whose ops are others: {', '.join(others[:SHOWN])}"
             made = replace(made, notes=(*made.notes, told))
         return made
-    rows = [_explained(program, judge, path, op) for path, op in inside]
+    rows = [_explain(program, judge, path, op) for path, op in inside]
     first = next((row for row in rows if row.verdict is Verdict.FLOAT), rows[0])
     return replace(first, others=tuple(row for row in rows if row is not first))
 
@@ -147,7 +147,7 @@ def _ops_at(program: Program, path: str) -> list[tuple[str, fx.Node]]:
     return [(at, op) for at, op in ops_of(program) if op in members]
 
 
-def _explained(program: Program, judge: Judge, path: str, asked: fx.Node) -> NodeExplanation:
+def _explain(program: Program, judge: Judge, path: str, asked: fx.Node) -> NodeExplanation:
     row = judge.row(path, asked)
     if judge.is_integer:
         return NodeExplanation(row, (), (), tuple(_integer_notes(program, asked, row)), is_integer=True)
@@ -155,7 +155,7 @@ def _explained(program: Program, judge: Judge, path: str, asked: fx.Node) -> Nod
     tried = [tried for trial in judge.reasons.trials.tables for tried in trial.explain(twin).tried]
     if row.verdict is Verdict.FLOAT:
         # a rule that fits and is not fed has not taken the node
-        tried = [replace(one, matched=False, reason=_said(row, one)) if one.matched else one for one in tried]
+        tried = [replace(one, matched=False, reason=_reason_text(row, one)) if one.matched else one for one in tried]
         changes = Remedies(judge.reasons).for_node(twin)
     else:
         tried.sort(key=lambda one: not one.matched)
@@ -164,7 +164,7 @@ def _explained(program: Program, judge: Judge, path: str, asked: fx.Node) -> Nod
 
 
 def _technique_notes(judge: Judge, node: fx.Node, row: Row) -> Iterator[str]:
-    """Why an op has its technique, or was to have one, where that is not plain static quantization."""
+    """Notes on an op's technique, or the requested one, unless it is plain static quantization."""
     setting = judge.reasons.trials.config.setting(node)
     if setting is not None and is_dynamic(setting):
         yield f"the config asks for run-time scales: {setting.rule}"
@@ -186,7 +186,7 @@ def _integer_notes(program: Program, node: fx.Node, row: Row) -> Iterator[str]:
         yield op.formula
 
 
-def _said(row: Row, tried: Tried) -> str:
+def _reason_text(row: Row, tried: Tried) -> str:
     return row.reason.removeprefix(f"{tried.rule}: ")
 
 

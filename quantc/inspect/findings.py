@@ -15,9 +15,9 @@ MODEL_DB = 20.0
 OP_DB = 10.0
 """The same for one op that alone is quantized."""
 VANISHED = 0.5
-"""Which share of the numbers of a tensor may lie below half a step, and so become zero."""
+"""Share of a tensor's values below half a step, thus rounded to zero, above which it is a finding."""
 MAX_NAMED = 3
-"""How many ops and tensors are named; the tables have all."""
+"""Maximum number of ops and tensors named; the tables have all."""
 
 
 def findings(comparison: Comparison, measured_on: str) -> tuple[str, ...]:
@@ -29,18 +29,18 @@ def _findings(comparison: Comparison, measured_on: str) -> Iterator[str]:
     low = [layer for layer in comparison.worst() if layer.local is not None and _is_below(layer.local, OP_DB)]
     if _is_bad(comparison):
         costly = [layer for layer in comparison.worst(MAX_NAMED) if layer.local != math.inf]
-        blame = "" if low or not costly else f" The ops that cost the most alone: {_named(costly)}."
+        blame = "" if low or not costly else f" The ops that cost the most alone: {_name_worst(costly)}."
         yield (
             f"the quantized model is at {_decibels(comparison.sqnr)} over {measured_on}, below {MODEL_DB:.0f} dB: "
             f"expect other answers than those of the float model.{blame}"
         )
     if low:
-        yield f"{_counted(low, 'op')} below {OP_DB:.0f} dB alone, over {measured_on}: {_named(low)}"
+        yield f"{_count_text(low, 'op')} below {OP_DB:.0f} dB alone, over {measured_on}: {_name_worst(low)}"
     gone = [each for each in comparison.vanished if each.share > VANISHED]
     if gone:
         worst = sorted(gone, key=lambda each: -each.share)
         yield (
-            f"{_counted(gone, 'tensor')} mostly below half a step, and so mostly zero, over {measured_on}: {_named(worst)}"
+            f"{_count_text(gone, 'tensor')} mostly below half a step, and so mostly zero, over {measured_on}: {_name_worst(worst)}"
         )
 
 
@@ -59,11 +59,11 @@ def _decibels(sqnr: float) -> str:
     return f"{format_sqnr(sqnr)} dB" if math.isfinite(sqnr) else format_sqnr(sqnr)
 
 
-def _counted(found: Sequence[object], noun: str) -> str:
+def _count_text(found: Sequence[object], noun: str) -> str:
     return f"1 {noun} is" if len(found) == 1 else f"{len(found)} {noun}s are"
 
 
-def _named(found: Sequence[Layer | Vanished]) -> str:
+def _name_worst(found: Sequence[Layer | Vanished]) -> str:
     """The worst of them, each with the line of a config that leaves it float; the first in TOML as well."""
     told = [f"{_where(each)}, {_cost(each)}: {config_line(_selectors(each))}" for each in found[:MAX_NAMED]]
     told[0] += f", in TOML {toml_line(_selectors(found[0]))}"

@@ -22,7 +22,7 @@ from quantc.ir.program import Program
 MARGIN = 0.25
 """By how much of its width a calibrated range may be left on either side: other data of the same kind leaves it a little."""
 FAR = 0.01
-"""Which share of the values of an input may lie farther outside than that."""
+"""Share of an input's values beyond that margin above which the input is reported."""
 
 
 @dataclass(frozen=True, slots=True)

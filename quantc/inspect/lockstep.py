@@ -74,7 +74,7 @@ class Lockstep:
         self.largest: list[float] = []
         """The largest difference of a number, output by output."""
         self.can_repeat = not is_integer(quantized) and not any(map(_may_write, (reference, quantized)))
-        """Whether an op can be run again, without harm and to some purpose: what is off in integers is not comparable."""
+        """True if ops can be run again: nothing writes, and values are float; differences of integers are not comparable."""
         self._wanted = frozenset(self.twins.values())
 
     @torch.no_grad()

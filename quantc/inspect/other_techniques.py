@@ -49,7 +49,7 @@ class OtherTechniques:
                 found = True
                 yield change
         if not found:
-            yield from self._taken_back(node, config)
+            yield from self._take_back(node, config)
 
     def _candidates(self, node: fx.Node, reason: Reason) -> Iterator[ConfigRule]:
         """Run-time scales in a way the op can have them; static ones; then its weight alone."""
@@ -83,7 +83,7 @@ class OtherTechniques:
         found = {value: claims.get(value) for value in node.all_input_nodes}
         return [value for value, claim in found.items() if claim is not None and claim.timing is Timing.DYNAMIC]
 
-    def _taken_back(self, node: fx.Node, config: QuantConfig) -> Iterator[Change[Any]]:
+    def _take_back(self, node: fx.Node, config: QuantConfig) -> Iterator[Change[Any]]:
         removed: list[ConfigRule] = []
         while (setting := config.resolve(self.program).setting(node)) is not None and _is_timed(setting):
             removed.append(setting.rule)

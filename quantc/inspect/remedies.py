@@ -37,7 +37,7 @@ from quantc.patterns.match import Match, Refusal
 from quantc.patterns.operand_patterns import LeafKind
 
 MAX_WAITING = 64
-"""How many nodes are looked through for the ones that they wait for."""
+"""Maximum number of nodes in the search for those that they wait for."""
 MAX_BLAMED = 3
 """For how many of those a change is looked for."""
 
@@ -55,12 +55,12 @@ class Remedies:
     def for_node(self, node: fx.Node) -> tuple[Change[Any], ...]:
         """Changes that would let a rule claim a float node, smallest first."""
         found: list[Change[Any]] = []
-        for change in self._found(node, self.reasons(node)):
+        for change in self._find(node, self.reasons(node)):
             if change not in found:
                 found.append(change)
         return tuple(sorted(found, key=total_cost))
 
-    def _found(self, node: fx.Node, reason: Reason) -> Iterator[Change[Any]]:
+    def _find(self, node: fx.Node, reason: Reason) -> Iterator[Change[Any]]:
         if self.techniques.asks(node) or reason.why is Why.NOT_NAMED:
             yield from self.techniques.for_node(node, reason)
         elif reason.why is Why.CONFIG:
@@ -91,13 +91,13 @@ class Remedies:
         """The rules that leave a node float: the last that matches, and those before it that say the same."""
         config = self.program.plan.config or QuantConfig()
         removed: list[ConfigRule] = []
-        while (setting := self._resolved(config).setting(node)) is not None and isinstance(setting.use, Float):
+        while (setting := self._resolve(config).setting(node)) is not None and isinstance(setting.use, Float):
             removed.append(setting.rule)
             config = QuantConfig(rules=tuple(rule for rule in config.rules if rule != setting.rule))
         if removed:
             yield RemoveConfigRule(self._name(node), tuple(removed))
 
-    def _resolved(self, config: QuantConfig) -> Resolution:
+    def _resolve(self, config: QuantConfig) -> Resolution:
         """A config against the program; several nodes are often float for one rule."""
         if config not in self._resolutions:
             self._resolutions[config] = config.resolve(self.program)
@@ -197,7 +197,7 @@ class Remedies:
                 return
 
     def _arguments(self, cause: refusals.WrongArguments) -> Iterator[Change[Any]]:
-        values = [(fault.argument, _accepted(fault.wanted, fault.found)) for fault in cause.faults]
+        values = [(fault.argument, _nearest_accepted(fault.wanted, fault.found)) for fault in cause.faults]
         if all(value is not None for _, value in values):
             yield SetArgument(self._name(cause.node), tuple(values))
 
@@ -223,7 +223,7 @@ def _op_of(value: fx.Node) -> fx.Node:
     return source if isinstance(source, fx.Node) else value
 
 
-def _accepted(check: Check, found: Any) -> Plain:
+def _nearest_accepted(check: Check, found: Any) -> Plain:
     """The value nearest to one that is refused; None if there is no telling."""
     items = list(found) if isinstance(found, list | tuple) else None
     value = check.value

@@ -26,13 +26,13 @@ from quantc.support.sqnr import format_sqnr
 from quantc.support.terminal import Screen, readable
 
 MAX_ROWS = 20
-"""How many rows of each table the text shows."""
+"""Maximum number of rows of each table in the text."""
 MeasuredOn = Literal["batches", "example inputs"]
 EXAMPLES = "the example inputs"
 SLOWER = 0.97
-"""How many times as fast a program is that is told to be slower: less than this is chance."""
+"""Speedup below which a program is reported as slower; anything between this and 1 is noise."""
 DIGITS = 4
-"""How many significant digits times have."""
+"""Significant digits of times."""
 WORTH_TELLING = 0.9
 """A program that is saved smaller than it is in memory by this much has integers of few bits."""
 
@@ -50,16 +50,16 @@ class Speed:
     """Time per call of the float program, and of the quantized one on its target."""
 
     target: str
-    """What runs the quantized one."""
+    """The target of the quantized program."""
     before: float
     """Milliseconds of the float model in torch, the best of all rounds."""
     after: float
     runtime: str = ""
-    """What runs the float program in the same way as the quantized one; empty where that was not measured."""
+    """The float program's runtime for a like comparison; empty if that was not measured."""
     runtime_before: float | None = None
     """Milliseconds of the float program there."""
     why_not: str = ""
-    """Why the float program was not measured there."""
+    """The reason why the float program was not measured there."""
 
     def __post_init__(self) -> None:
         """Times are stored as displayed, so that the displayed speedup is their quotient."""
@@ -99,13 +99,13 @@ class Speed:
 
     def __str__(self) -> str:
         told = [
-            f"{1 / times:.2f} times slower than float in {name} ({_shown(spent)} ms)"
+            f"{1 / times:.2f} times slower than float in {name} ({_time_text(spent)} ms)"
             if times < SLOWER
-            else f"{times:.2f} times as fast as float in {name} ({_shown(spent)} ms)"
+            else f"{times:.2f} times as fast as float in {name} ({_time_text(spent)} ms)"
             for name, spent, times in self.against
         ]
         more = f"; {self.why_not}" if self.why_not else ""
-        return f"{_shown(self.after)} ms on {self.target}: {', '.join(told)} (one thread, {EXAMPLES}){more}"
+        return f"{_time_text(self.after)} ms on {self.target}: {', '.join(told)} (one thread, {EXAMPLES}){more}"
 
 
 @dataclass(frozen=True)
@@ -125,15 +125,15 @@ class Report:
     size: Size
     steps: tuple[Step, ...]
     log: tuple[LogEntry, ...]
-    """What each pass did, and what it had to say."""
+    """The passes, with their notes."""
     speed: Speed | None = None
-    """Where it was measured: `quantc quantize` does, on what it was lowered to."""
+    """Measured by `quantc quantize`, on the artifact it lowers to; None otherwise."""
     measured_on: MeasuredOn = "batches"
-    """What the comparison is of: batches, or the inputs the model was captured with where none were given."""
+    """The data of the comparison: batches, or the example inputs where none were given."""
     is_held_out: bool = True
-    """Whether calibration saw nothing of what the comparison is of."""
+    """True if calibration saw none of the comparison's data."""
     outside: tuple[Outside, ...] = ()
-    """Inputs of what was held out that are far from what calibration saw."""
+    """Held-out inputs that are far from the calibrated range."""
 
     def to_data(self) -> dict[str, Any]:
         return {
@@ -166,7 +166,7 @@ class Report:
         return {
             **(extra or {}),
             "coverage": self.coverage.headline.partition(": ")[2],
-            "calibrated with": self._calibrated_with,
+            "calibrated with": self._calibration_data,
             "SQNR": self._sqnr,
             "size": self._size,
             **({} if self.speed is None else {"speed": str(self.speed)}),
@@ -200,9 +200,9 @@ class Report:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Likely problems of accuracy or speed: shown before everything else."""
-        found = () if self.comparison is None else findings(self.comparison, self._measured)
+        found = () if self.comparison is None else findings(self.comparison, self._measured_data)
         slower = () if self.speed is None else self.speed.warnings
-        far = (each.told(self._measured) for each in self.outside)
+        far = (each.told(self._measured_data) for each in self.outside)
         return (*far, *found, *self.coverage.warnings, *slower)
 
     def show(self, screen: Screen, extra: Mapping[str, str] | None = None) -> None:
@@ -222,9 +222,9 @@ class Report:
         return page(self.title, self.fields(extra or {}), self.sections(), self.warnings, self.notes)
 
     @property
-    def _calibrated_with(self) -> str:
+    def _calibration_data(self) -> str:
         if self.calibration is not None:
-            return _counted(self.calibration.batches)
+            return _count_text(self.calibration.batches)
         techniques = self.coverage.techniques
         if techniques[Timing.DYNAMIC]:
             return "no data: the scales of activations are found as the program runs"
@@ -244,17 +244,17 @@ class Report:
     def _sqnr(self) -> str:
         if self.comparison is None:
             return "not measured: there are neither batches nor example inputs"
-        return f"{format_sqnr(self.comparison.sqnr)} dB over {self._measured}"
+        return f"{format_sqnr(self.comparison.sqnr)} dB over {self._measured_data}"
 
     @property
-    def _measured(self) -> str:
+    def _measured_data(self) -> str:
         """Data that the numbers were measured on."""
         if self.comparison is None or self.measured_on != "batches":
             return EXAMPLES
         count = self.comparison.batches
         if not self.is_held_out:
-            return f"{_counted(count)} that calibration saw"
-        return _counted(count) if self.calibration is None else _counted(count, "held-out ")
+            return f"{_count_text(count)} that calibration saw"
+        return _count_text(count) if self.calibration is None else _count_text(count, "held-out ")
 
     def __str__(self) -> str:
         text = StringIO()
@@ -271,10 +271,10 @@ def _quotient(before: float, after: float) -> float:
     return before / after if after else math.inf
 
 
-def _shown(milliseconds: float) -> str:
+def _time_text(milliseconds: float) -> str:
     """A time with all its digits."""
     return f"{milliseconds:.{DIGITS}g}"
 
 
-def _counted(batches: int, kind: str = "") -> str:
+def _count_text(batches: int, kind: str = "") -> str:
     return f"1 {kind}batch" if batches == 1 else f"{batches} {kind}batches"

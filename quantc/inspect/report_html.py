@@ -16,7 +16,7 @@ td.number{text-align:right;font-variant-numeric:tabular-nums}.bar{background:#2f
 summary{cursor:pointer;font-size:1.25rem;font-weight:600;margin:1.2rem 0 .5rem}.warning{color:#b45309;font-weight:600}
 """
 FULL_BAR = 60.0
-"""How many dB fill a bar: what 8 bits can hardly do better."""
+"""The dB of a full bar: about the best that 8 bits reach."""
 BAR_PIXELS = 180
 
 
@@ -28,7 +28,7 @@ class Section:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     all_of_them: str
-    """Where all rows are, in Python."""
+    """Python expression for all rows."""
     decibels: int | None = None
     """The column that a page shows as bars."""
 

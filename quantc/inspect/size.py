@@ -22,8 +22,8 @@ class Size:
     after: int
     """In memory. Integers of 4 or 2 bits take a byte each there."""
     stored: int | None = None
-    """Those of after as `program.save` stores them: packed, and what is the same once. None if it was not asked for, or
-    the program cannot be saved."""
+    """Bytes of `after` as `program.save` stores them: packed, constant tensors once. None if it was not requested, or the program
+    cannot be saved."""
     file: int | None = None
     """The whole file: the program's text, its plan and example inputs as well."""
 

@@ -11,7 +11,7 @@ MANTISSA_BITS = 31
 MAX_SHIFT = 62
 """Of a sum below 2^62 this leaves less than one: more places would say nothing more."""
 SUM_BITS = 61
-"""How many bits a sum of products has at most."""
+"""Maximum number of bits of a sum of products."""
 
 
 def mantissa_and_shift(multiplier: Tensor) -> tuple[Tensor, Tensor]:

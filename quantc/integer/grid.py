@@ -24,9 +24,9 @@ class Grid:
     qmax: int
     dtype: torch.dtype
     axis: int | None = None
-    """Which axis the channels are on; None if one scale serves all. The groups of a matrix are on its axis 1."""
+    """Axis of per-channel scales; None for one scale. The groups of a matrix are on axis 1."""
     group: int | None = None
-    """How many elements of a row share a scale; None if they are not in groups."""
+    """Elements of a row per scale; None without groups."""
 
     @property
     def is_whole(self) -> bool:

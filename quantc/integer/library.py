@@ -35,7 +35,7 @@ class IntegerOp:
     reference: Function
     formula: str
     deviation: str = ""
-    """How far it may be from the real number it stands for, beyond the rounding of its result. Empty: not at all."""
+    """Bound on the difference to the formula in real numbers, beyond the rounding of the result. Empty: exact."""
     kernel: Function | None = None
 
     @property

@@ -20,7 +20,7 @@ from quantc.qdq.ops import is_dequantize, is_quantize
 from quantc.spec.arithmetic import EXACT, Arithmetic
 
 Curves = Literal["exact", "float"]
-"""What becomes of an activation that is no clamp after a product: a table of steps, or float as it is."""
+"""Form of an activation after a conv or matmul, clamps apart: a step table, or the float op."""
 
 
 class NotIntegerError(Exception):
@@ -141,7 +141,7 @@ class Task:
         return self.program.constant(f"{self.core.name}_{hint}", value, before=self.core)
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Replace a node of the match, or one that quantizes its result, by a new node that takes over the claim."""
+        """Replace a node of the match, or a quantizer of its result, by a new node that inherits the claim."""
         self.claim(new)
         self.stand_in(old, new)
 

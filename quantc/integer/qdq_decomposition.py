@@ -36,7 +36,7 @@ def _open(program: Program, graph: fx.Graph, writer: OpWriter) -> int:
     walk = Substitution(program)
     seen: dict[tuple[Any, ...], Any] = {}
     several: dict[fx.Node, tuple[fx.Node, ...]] = {}
-    """What stands for the items of an op that yields several."""
+    """Replacements of the items of an op with several results."""
     count = 0
     for node in graph.nodes:
         walk.arrive(node)

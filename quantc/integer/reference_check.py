@@ -27,12 +27,12 @@ class Mismatch:
     """Its name; `branch/name` in a nested graph."""
     op: str
     count: int
-    """How many elements differ, in all the times the node ran."""
+    """Number of differing elements over all runs of the node."""
     elements: int
     largest: float
     """The largest difference; infinite where one is not a number, or where there is nothing to subtract."""
     note: str = ""
-    """What else is wrong: another dtype or shape."""
+    """Another mismatch: dtype or shape."""
 
     def __str__(self) -> str:
         head = f"{self.node} ({NAMESPACE}.{self.op})"

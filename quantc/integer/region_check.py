@@ -44,13 +44,13 @@ MOVES = frozenset(
 )
 """Ops, by the name of their schema, that hand numbers on as they are."""
 SHIFTS = frozenset({"add", "sub", "rsub", "clamp"})
-"""What may come between the rounding of a number and its cast to an integer."""
+"""Ops allowed between a rounding and the cast to an integer."""
 MULTIPLIER = MOVES | SHIFTS | {"to", "mul", "div", "round"}
-"""What an exact sum goes through in float64 on its way to a result."""
+"""Ops allowed in float64 between an exact sum and the result."""
 INDEXING = frozenset(["index", "index_select", "gather", "embedding", "where", "masked_fill", "take"])
 """Ops that read integers, or bools, as places and not as numbers."""
 BEGINS_INSIDE = "_dynamic"
-"""How the names of integer ops end that take floats: their integers begin inside."""
+"""Suffix of the integer ops that take floats: they quantize inside."""
 NARROW = (torch.int8, torch.uint8, torch.int16)
 
 
@@ -110,7 +110,7 @@ class _Graph:
     """Nodes that hang together, as trees."""
     seeds: set[fx.Node] = field(default_factory=set)
     rounded: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """Floats that are whole numbers, with what was rounded."""
+    """Integer-valued floats, with the value they are rounded from."""
     leaving: dict[fx.Node, str] = field(default_factory=dict)
     """Floats that are not yet numbers of the model: integers "cast" to float or "centered", and those once "scaled"."""
     suspects: list[tuple[fx.Node, fx.Node, str]] = field(default_factory=list)
@@ -241,7 +241,7 @@ class _Graph:
                 self._suspect(operand, source.all_input_nodes[0], f"{op_name(node)} reads it before it has its scale")
 
     def _judge_entry(self, node: fx.Node) -> None:
-        """Integers from float: a cast of what has been rounded."""
+        """Integers from float: a cast of a rounded value."""
         for operand in node.all_input_nodes:
             dtype = _dtype(operand)
             if dtype is None or not dtype.is_floating_point:

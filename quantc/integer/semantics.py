@@ -36,7 +36,7 @@ class Semantics:
 SEMANTICS: dict[str, Semantics] = {}
 """By the name of the op a match begins with."""
 DYNAMIC: dict[str, Semantics] = {}
-"""The same, for ops that find the scales of what they read as they run."""
+"""The same, for dynamically quantized ops."""
 
 
 def computes(*ops: str, formula: str, deviation: str = "", timing: Timing = Timing.STATIC) -> Callable[[Write], Write]:

@@ -33,7 +33,7 @@ class Sizes:
         self._fakes = FakeTensorMode(shape_env=self._environment) if is_dynamic else None
         self._symbols: dict[str, torch.SymInt] = {}
         self.names: dict[Any, Any] = {}
-        """What the program calls each of torch's symbols."""
+        """The program's names of torch's symbols."""
         self._last = FIRST_SIZE
 
     def tensor(self, kind: TensorType) -> torch.Tensor:

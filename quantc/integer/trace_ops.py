@@ -69,7 +69,7 @@ class OpWriter:
         """For each dynamic size of a graph, a tensor that has it, and where."""
         self._read: dict[tuple[fx.Graph, Any], fx.Node] = {}
         self._results: dict[tuple[Any, ...], Any] = {}
-        """What calls gave, by what they were given: a program makes the same few calls over and over."""
+        """Cached results by arguments: programs repeat the same few calls."""
 
     def write(self, function: Callable[..., Any], args: tuple[Any, ...], before: fx.Node, **kwargs: Any) -> Any:
         """Call a function with proxies for the nodes among its arguments. Returns the node, or nodes, of its result."""

@@ -30,7 +30,7 @@ CLAMPS: dict[Any, Callable[..., tuple[float | None, float | None]]] = {
     aten.clamp_min.default: lambda low: (low, None),
     aten.clamp_max.default: lambda high: (None, high),
 }
-"""What bounds there are, by what the op is given."""
+"""The bounds of each clamping op, as functions of its other arguments."""
 CLAMPS_IN_PLACE: dict[Any, Any] = {
     aten.relu_.default: aten.relu.default,
     aten.hardtanh_.default: aten.hardtanh.default,
@@ -45,7 +45,7 @@ IN_FLOAT = (
     aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_linear1d.default,
     aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.replication_pad2d.default,
 )  # fmt: skip
-"""Averages and the like: their results lie within the range of what they read, and stay on its grid."""
+"""Ops whose results lie within the range of their input (averages and the like): they stay on its grid."""
 
 
 @handles(*POINTWISE)
@@ -54,12 +54,12 @@ def _pointwise(func: Any, q: QuantizedTensor, *settings: Any) -> QuantizedTensor
 
 
 @handles(*CLAMPS)
-def _clamped(func: Any, q: QuantizedTensor, *bounds: Any, **named: Any) -> QuantizedTensor:
+def _clamp(func: Any, q: QuantizedTensor, *bounds: Any, **named: Any) -> QuantizedTensor:
     return functional_ops.clamp_levels(q, *CLAMPS[func](*bounds, **named), what=str(func))
 
 
 @handles(*CLAMPS_IN_PLACE)
-def _clamped_(func: Any, q: QuantizedTensor, *bounds: Any, **named: Any) -> QuantizedTensor:
+def _clamp_(func: Any, q: QuantizedTensor, *bounds: Any, **named: Any) -> QuantizedTensor:
     return functional_ops.clamp_levels_(q, *CLAMPS[CLAMPS_IN_PLACE[func]](*bounds, **named), what=str(func))
 
 
@@ -70,12 +70,12 @@ def _in_float(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> Quant
 
 @handles(aten.max_pool2d_with_indices.default, aten.quantized_max_pool2d.default, aten.max_pool2d.default)
 def _max_pool2d(func: Any, q: QuantizedTensor, *window: Any) -> Any:
-    """torch asks for the places of the largest too, which nobody reads: it is given an empty tensor."""
+    """Max pooling; torch's second result, the indices, is never read and stays empty."""
     made = functional_ops.max_pool2d(q, *window)
     return (made, torch.empty(0, dtype=torch.int64)) if func is aten.max_pool2d_with_indices.default else made
 
 
 @handles(aten.native_dropout.default)
 def _dropout(func: Any, q: QuantizedTensor, p: float, train: bool | None) -> tuple[QuantizedTensor, Tensor]:
-    """Nothing is dropped from what is quantized."""
+    """Identity: dropout does nothing to quantized tensors."""
     return q, torch.ones(q.shape, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""What attention of several heads computes between its projections, in float, whoever the projections are."""
+"""Multi-head attention between its projections, in float: shared by all forms of the module."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ class HeadedAttention(nn.Module):
         return made.reshape(*made.shape[:-1], self.num_heads, -1).transpose(1, 2)
 
     def _mask(self, q: Tensor, k: Tensor, seen: Tensor | None, padding: Tensor | None) -> Tensor | None:
-        """What is added to the scores."""
+        """The additive mask of the scores; None without masks."""
         parts = []
         if seen is not None:
             heads = self.num_heads if seen.dim() == 3 else 1
-            parts.append(_added(seen, q).reshape(-1 if seen.dim() == 3 else 1, heads, *seen.shape[-2:]))
+            parts.append(_as_addend(seen, q).reshape(-1 if seen.dim() == 3 else 1, heads, *seen.shape[-2:]))
         if padding is not None:
-            parts.append(_added(padding, q).reshape(-1, 1, 1, k.shape[-2]))
+            parts.append(_as_addend(padding, q).reshape(-1, 1, 1, k.shape[-2]))
         return sum(parts[1:], parts[0]) if parts else None
 
     def extra_repr(self) -> str:
@@ -85,7 +85,7 @@ class HeadedAttention(nn.Module):
 PROJECTIONS = ("query", "key", "value")
 
 
-def _added(mask: Tensor, like: Tensor) -> Tensor:
+def _as_addend(mask: Tensor, like: Tensor) -> Tensor:
     """A mask as numbers: true is minus infinity."""
     if mask.dtype is not torch.bool:
         return mask.to(like.dtype)

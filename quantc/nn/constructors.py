@@ -41,12 +41,12 @@ class Constructor:
         return hash((self.p.func, tuple(sorted(self.p.keywords))))
 
     def __repr__(self) -> str:
-        given = [f"{name}={_shown(value)}" for name, value in self.p.keywords.items()]
-        given += [f"{name}={_shown(make)}()" for name, make in self.callable_args.items()]
-        return f"{_shown(self.p.func)}({', '.join(given)})"
+        given = [f"{name}={_show(value)}" for name, value in self.p.keywords.items()]
+        given += [f"{name}={_show(make)}()" for name, make in self.callable_args.items()]
+        return f"{_show(self.p.func)}({', '.join(given)})"
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return value.__name__ if isinstance(value, type) else repr(value)
 
 

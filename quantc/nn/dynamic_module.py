@@ -1,5 +1,5 @@
-"""Modules that read and yield floats, and find the scales of what they multiply as they run: weights alone are stored
-quantized, as int8 with a scale, or as float16 without one."""
+"""Dynamically quantized modules: floats in, floats out, run-time scales. Only weights are stored quantized, as int8 with a
+scale, or as float16 without one."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from quantc.nn.torch_tensors import HALF, State
 from quantc.targets.kernels.packing import has_halves, multiply_halves_on_threads, packed_halves_for_threads
 
 REDUCED, FULL = 127, 255
-"""The highest level of what is multiplied: sums of two products fit 16 bits with the first, which QNNPACK does not need."""
+"""The highest level of inputs: with the first, sums of two products fit 16 bits, which QNNPACK does not need."""
 SMALLEST_SCALE = 2.0**-14
 LARGEST_HALF = torch.finfo(HALF).max
 DTYPES = (torch.qint8, torch.int8, HALF)
 
 
 def run_time_grid(target: str) -> dict[str, Any]:
-    """How what is read is quantized: the last arguments of ops of the integer form, which are torch's scales."""
+    """Quantization arguments of the input, as the ops of the integer form take them last; the qparams are torch's."""
     span = FULL if target == "qnnpack" else REDUCED
     return {"x_zero_point": None, "qmin": 0, "qmax": span, "dtype": torch.uint8, "eps": SMALLEST_SCALE}
 
 
 def weight_observers(mod: Any) -> Any:
-    """What makes observers of weights: the qconfig's, or the usual ones."""
+    """Factory of weight observers: the qconfig's, or the default."""
     qconfig = getattr(mod, "qconfig", None)
     if qconfig is None or qconfig.weight is None:
         from quantc.nn.qconfig import default_dynamic_qconfig

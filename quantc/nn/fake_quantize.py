@@ -25,7 +25,7 @@ from quantc.spec.torch_dtypes import FLOAT_QPARAMS, FORMATS, PER_CHANNEL, SYMMET
 
 
 class FakeQuantizeBase(nn.Module, Constructible):
-    """What all fake quantizers have: two switches, which state dicts hold."""
+    """Base of all fake quantizers: two switches, which state dicts hold."""
 
     fake_quant_enabled: Tensor
     observer_enabled: Tensor
@@ -118,7 +118,7 @@ class FakeQuantize(FakeQuantizeBase):
 
 
 def _make_room(fake: FakeQuantize, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Give scale and zero point the shapes of what is loaded into them."""
+    """Resize scale and zero point to the shapes being loaded."""
     for name in ("scale", "zero_point"):
         if f"{prefix}{name}" in state:
             getattr(fake, name).resize_(state[f"{prefix}{name}"].shape)

@@ -62,19 +62,19 @@ class InFloat(nn.Module):
     @classmethod
     def from_float(cls, mod: Any, use_precomputed_fake_quant: bool = False) -> Self:
         source = mod[0] if isinstance(mod, nn.Sequential) else mod
-        made = cls._taken_from(source)
+        made = cls._copy_of(source)
         observer = getattr(mod, "activation_post_process", None)
         made.scale, made.zero_point, made.out_dtype = grid_of(observer, cls.__name__)
         return made
 
     @classmethod
     def from_reference(cls, mod: nn.Module, scale: float, zero_point: int) -> Self:
-        made = cls._taken_from(mod)
+        made = cls._copy_of(mod)
         made.scale, made.zero_point = float(scale), int(zero_point)
         return made
 
     @classmethod
-    def _taken_from(cls, source: nn.Module) -> Self:
+    def _copy_of(cls, source: nn.Module) -> Self:
         """One with the settings and tensors of a float module."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)

@@ -39,7 +39,7 @@ POINTWISE: dict[str, Function] = {
 }
 """Functions of one number."""
 FIXED: dict[str, tuple[float, int]] = {name: byte_grid(*ends) for name, ends in RANGES.items()}
-"""The grids of results whose range is known, for uint8. Other functions stay on the grid of what they read."""
+"""The uint8 grids of functions with a fixed range. Others stay on the grid of their input."""
 
 
 def fixed_grid(name: str, dtype: torch.dtype) -> Grid | None:
@@ -51,7 +51,7 @@ def fixed_grid(name: str, dtype: torch.dtype) -> Grid | None:
 
 
 def pointwise(name: str, x: Any, *settings: Any, grid: Grid | None = None) -> QuantizedTensor:
-    """A function of one number, on a grid that is given, known, or that of what it reads."""
+    """Apply a unary function, onto the given grid, its fixed one, or the input's."""
     q = check_quantized(x, name)
     onto = grid or fixed_grid(name, q.dtype) or q.grid
     if q.dtype not in BYTES:
@@ -94,7 +94,7 @@ def _levels(q: QuantizedTensor, low: float | None, high: float | None) -> tuple[
 
 
 def in_float(function: Function, *xs: Any, grid: Grid | None = None, what: str = "") -> QuantizedTensor:
-    """What a function of floats makes of the numbers, rounded onto a grid that is given, or that of the first."""
+    """Apply a float function to dequantized tensors, and round the result to the given grid, or that of the first operand."""
     tensors = [check_quantized(x, what or getattr(function, "__name__", "it")) for x in xs]
     first = tensors[0]
     return quantize_per_tensor(function(*(q.dequantize() for q in tensors)), *(grid or first.grid), first.dtype)

@@ -60,7 +60,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
     @property
     def has_seen(self) -> bool:
-        """Whether it has seen data."""
+        """True if it has seen data."""
         return bool(self.min_val <= self.max_val)
 
     @torch.no_grad()
@@ -78,15 +78,15 @@ class HistogramObserver(UniformQuantizationObserverBase):
             return
         new_low, new_high = torch.minimum(self.min_val, low), torch.maximum(self.max_val, high)
         counts = torch.histc(x, self.bins, float(new_low), float(new_high))
-        self._set(counts + self._moved(new_low, new_high), new_low, new_high)
+        self._set(counts + self._rebin(new_low, new_high), new_low, new_high)
 
     def _set(self, histogram: Tensor, low: Tensor, high: Tensor) -> None:
         self.histogram.copy_(histogram)
         self.min_val.copy_(low)
         self.max_val.copy_(high)
 
-    def _moved(self, low: Tensor, high: Tensor) -> Tensor:
-        """What was counted so far, in the bins of a range that holds the one so far."""
+    def _rebin(self, low: Tensor, high: Tensor) -> Tensor:
+        """The counts so far, in bins of a range that contains the current one."""
         if bool(low == self.min_val) and bool(high == self.max_val):
             return self.histogram
         if bool(self.min_val == self.max_val):
@@ -107,11 +107,11 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
     def _non_linear_param_search(self) -> tuple[Tensor, Tensor]:
         """The range between the first and the last bin that are kept."""
-        first, last = self._kept_bins()
+        first, last = self._best_bins()
         width = (self.max_val - self.min_val) / self.bins
         return self.min_val + width * first, self.min_val + width * (last + 1)
 
-    def _kept_bins(self) -> tuple[int, int]:
+    def _best_bins(self) -> tuple[int, int]:
         """Leave out a little of the data at the end that gives up more bins for it, as long as the error falls."""
         below = torch.cumsum(self.histogram, dim=0).tolist()
         total = torch.sum(self.histogram).item()
@@ -163,7 +163,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
 
 def _integral(begin: Tensor, end: Tensor, density: Tensor) -> Tensor:
-    """That of the square between two distances, times a density."""
+    """The integral of the square between two distances, times a density."""
     return density * ((end * end * end - begin * begin * begin) / 3)
 
 

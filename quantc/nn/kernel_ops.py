@@ -47,10 +47,10 @@ engine_number: Callable[[], int] = torch._C._get_qengine
 
 
 def on_kernel(target: str, op: str, inputs: Sequence[Tensor | Sequence[Tensor]], arguments: Mapping[str, Any]) -> Run:
-    """A function of such inputs that computes an op of the integer form.
+    """A function that runs an op of the integer form on inputs like these.
 
-    `arguments` are the others of its schema, in order. Inputs are looked at for dtype and shape alone; the function takes
-    them one by one, those of lists too.
+    `arguments` are the others of its schema, in order. Only dtypes and shapes of the inputs matter here; the function takes
+    inputs flat, also those in lists.
     """
     semantics.load()
     call = _call(op, inputs, arguments)
@@ -101,7 +101,7 @@ def _call(op: str, inputs: Sequence[Any], arguments: Mapping[str, Any]) -> Call:
 
 
 class KernelCache:
-    """The kernels that a module has made, by what they were made for. It is no part of copies and pickles."""
+    """A cache of a module's kernels, left out of copies and pickles."""
 
     MAX_KEPT = 4
     """A module mostly sees one grid; more are forgotten, the oldest first."""

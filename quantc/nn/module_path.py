@@ -1,4 +1,4 @@
-"""Which module of which model is running: asked only when something went wrong, so it may take its time."""
+"""The running module and its model, found by walking the stack: for errors only, so it may be slow."""
 
 from __future__ import annotations
 

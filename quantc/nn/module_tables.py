@@ -1,4 +1,4 @@
-"""Which module takes the place of which: made of the modules themselves, each of which says what it is made of."""
+"""Tables of module replacements, derived from the modules: each names the float module it replaces."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Mapping = dict[type[nn.Module], type[nn.Module]]
 
 
 def _by_float_module(*packages: ModuleType) -> Mapping:
-    """The modules of packages by what they are made of."""
+    """The modules of packages by their float modules."""
     named: list[Any] = [getattr(package, name) for package in packages for name in package.__all__]
     return {module._FLOAT_MODULE: module for module in named if getattr(module, "_FLOAT_MODULE", None) is not None}
 
 
-def _trained(static: Mapping) -> Mapping:
+def _from_trained(static: Mapping) -> Mapping:
     """The same for modules that were trained: they become what the float modules that they are made of do."""
     norms = {
         intrinsic.ConvBn1d: quantized.Conv1d,
@@ -62,6 +62,6 @@ _STATIC = {
     NonDynamicallyQuantizableLinear: quantized.Linear,
 }
 del _STATIC[nn.Tanh]
-STATIC_MODULES: Mapping = {**_STATIC, **_trained(_STATIC)}
+STATIC_MODULES: Mapping = {**_STATIC, **_from_trained(_STATIC)}
 """Quantized, by float module and by the module it was trained as. ReLU and Tanh stay: they take quantized tensors as well,
 and need no observer, since their grids are known."""

@@ -22,22 +22,22 @@ MOVES = (
     aten.pixel_unshuffle.default, aten.gather.default, aten.narrow.default, aten.max.default, aten.min.default,
     aten.amax.default, aten.amin.default,
 )  # fmt: skip
-"""Those that give one tensor, and know nothing of channels: levels have the order of the numbers they stand for."""
+"""Ops with one result that ignore channels: levels have the order of the numbers they stand for."""
 PIECES = (aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.chunk.default)
-"""Those that give several."""
+"""Ops with several results."""
 COPIES = (aten.clone.default, aten.detach.default, aten.alias.default, aten.contiguous.default, aten.lift_fresh.default)
-"""Those that keep every axis in its place."""
+"""Ops that keep every axis in its place."""
 
 
 @handles(*MOVES)
-def _moved(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> QuantizedTensor:
+def _move(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> QuantizedTensor:
     _refuse_channels(func, q)
     return q.like(func(q.data_of, *args, **kwargs))
 
 
 @handles(aten.view.default)
-def _viewed(func: Any, q: QuantizedTensor, size: Sequence[int]) -> QuantizedTensor:
-    """Kernels leave results channels last, of which not every view can be had: then it is a copy."""
+def _view(func: Any, q: QuantizedTensor, size: Sequence[int]) -> QuantizedTensor:
+    """`view`, as `reshape`: kernels leave results channels-last, where some views need a copy."""
     _refuse_channels(func, q)
     return q.like(q.data_of.reshape(size))
 
@@ -49,43 +49,43 @@ def _pieces(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> list[Qu
 
 
 @handles(*COPIES)
-def _copied(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> QuantizedTensor:
+def _copy(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> QuantizedTensor:
     return q.like(func(q.data_of, *args, **kwargs))
 
 
 @handles(aten.argmax.default, aten.argmin.default, aten.argsort.default)
 def _places(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Where numbers are: levels are in the same order."""
+    """Positions from `argmax` and its like: levels are in the same order as the numbers."""
     _refuse_channels(func, q)
     found: Tensor = func(q.data_of, *args, **kwargs)
     return found
 
 
 @handles(aten.max.dim, aten.min.dim, aten.sort.default, aten.sort.stable, aten.topk.default)
-def _ordered(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> tuple[QuantizedTensor, Tensor]:
+def _sort(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> tuple[QuantizedTensor, Tensor]:
     _refuse_channels(func, q)
     levels, places = func(q.data_of, *args, **kwargs)
     return q.like(levels), places
 
 
 @handles(aten.permute.default)
-def _permuted(func: Any, q: QuantizedTensor, dims: Sequence[int]) -> QuantizedTensor:
+def _permute(func: Any, q: QuantizedTensor, dims: Sequence[int]) -> QuantizedTensor:
     order = [dim % q.dim() for dim in dims]
     at = None if q.axis_of is None else order.index(q.axis_of)
     return QuantizedTensor(func(q.data_of, order), q.scale_of, q.zero_point_of, at)
 
 
 @handles(aten.transpose.int, aten.t.default)
-def _transposed(func: Any, q: QuantizedTensor, *pair: int) -> QuantizedTensor:
+def _transpose(func: Any, q: QuantizedTensor, *pair: int) -> QuantizedTensor:
     first, second = (dim % q.dim() for dim in pair) if pair else (0, 1)
     order = list(range(q.dim()))
     order[first], order[second] = order[second], order[first]
-    return _permuted(aten.permute.default, q, order)  # type: ignore[no-any-return]
+    return _permute(aten.permute.default, q, order)  # type: ignore[no-any-return]
 
 
 @handles(aten.cat.default, aten.stack.default)
-def _joined(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> QuantizedTensor:
-    """Tensors on one grid. Others have to be brought onto one first, which rounds: that is asked for by name."""
+def _join(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> QuantizedTensor:
+    """Join tensors on one grid. Others must be requantized first, which rounds, so callers request it by name."""
     first, *others = (check_quantized(x, str(func)) for x in tensors)
     _refuse_channels(func, first)
     if any(
@@ -100,7 +100,7 @@ def _joined(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> QuantizedTens
 
 
 @handles(aten.copy_.default)
-def _written(func: Any, q: Tensor, source: Tensor, *_: Any) -> Tensor:
+def _copy_into(func: Any, q: Tensor, source: Tensor, *_: Any) -> Tensor:
     """Levels written over others: both must be quantized, on one grid."""
     into, given = check_quantized(q, str(func)), check_quantized(source, str(func))
     if (into.scale_of, into.zero_point_of) != (given.scale_of, given.zero_point_of):
@@ -110,7 +110,7 @@ def _written(func: Any, q: Tensor, source: Tensor, *_: Any) -> Tensor:
 
 
 @handles(aten.constant_pad_nd.default)
-def _padded(func: Any, q: QuantizedTensor, pad: Sequence[int], value: float = 0) -> QuantizedTensor:
+def _pad(func: Any, q: QuantizedTensor, pad: Sequence[int], value: float = 0) -> QuantizedTensor:
     _refuse_channels(func, q)
     scale, zero_point = q.grid
     limits = torch.iinfo(q.dtype)
@@ -119,7 +119,7 @@ def _padded(func: Any, q: QuantizedTensor, pad: Sequence[int], value: float = 0)
 
 
 @handles(aten._to_copy.default)
-def _sent(func: Any, q: QuantizedTensor, *, dtype: Any = None, **kwargs: Any) -> QuantizedTensor:
+def _send(func: Any, q: QuantizedTensor, *, dtype: Any = None, **kwargs: Any) -> QuantizedTensor:
     if dtype not in (None, q.dtype):
         raise MixedTensorsError(
             f"a quantized tensor was to become {dtype}",
@@ -135,7 +135,7 @@ def _equal(func: Any, q: Any, other: Any) -> bool:
 
 
 @handles(aten.dequantize.self)
-def _dequantized(func: Any, q: QuantizedTensor) -> Tensor:
+def _dequantize(func: Any, q: QuantizedTensor) -> Tensor:
     return q.dequantize()
 
 
@@ -153,7 +153,7 @@ def _refuse_channels(func: Any, q: QuantizedTensor) -> None:
 
 
 @handles(aten.as_strided_.default)
-def _restrided(func: Any, q: QuantizedTensor, size: Sequence[int], stride: Sequence[int], *_: Any) -> QuantizedTensor:
+def _restride(func: Any, q: QuantizedTensor, size: Sequence[int], stride: Sequence[int], *_: Any) -> QuantizedTensor:
     """Pooling to a single place says so of its result, to have it channels last: steps along axes of one place mean
     nothing, so nothing is moved."""
     steps = [(step, own) for length, step, own in zip(size, stride, q.stride(), strict=False) if length > 1]

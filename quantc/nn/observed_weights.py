@@ -1,4 +1,4 @@
-"""Weights made of floats by an observer, quantc's or anybody's that has torch's interface."""
+"""Quantize float weights by an observer, quantc's or any with torch's interface."""
 
 from __future__ import annotations
 

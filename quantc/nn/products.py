@@ -29,7 +29,7 @@ class Product:
     dtype: torch.dtype = torch.uint8
     relu: bool = False
     window: tuple[tuple[str, Any], ...] = ()
-    """What the op of the integer form takes after the bias, by name and in its order."""
+    """Arguments of the integer op after the bias, by name and in order."""
 
     @property
     def groups(self) -> int:
@@ -37,7 +37,7 @@ class Product:
 
     @property
     def axes(self) -> int:
-        """How many axes come after that of the channels."""
+        """Number of spatial axes."""
         return self.weight.dim() - 2
 
     def by_output(self, values: Tensor) -> Tensor:
@@ -59,10 +59,10 @@ def product_kernel(target: str, product: Product, x: QuantizedTensor) -> Run:
     run = on_kernel(target, product.op, [read], _arguments(product, scale, zero_point + shift_in, shift_out, dtype))
     if not shift_in and not shift_out:
         return run
-    return _shifted(run, shift_in, shift_out)
+    return _with_shifts(run, shift_in, shift_out)
 
 
-def _shifted(run: Run, shift_in: int, shift_out: int) -> Run:
+def _with_shifts(run: Run, shift_in: int, shift_out: int) -> Run:
     def shifted(data: Tensor) -> Tensor:
         read = data.view(torch.uint8).bitwise_xor(shift_in) if shift_in else data
         made: Tensor = run(read)
@@ -72,7 +72,7 @@ def _shifted(run: Run, shift_in: int, shift_out: int) -> Run:
 
 
 def _arguments(product: Product, x_scale: float, x_zero: int, shift: int, dtype: torch.dtype) -> dict[str, Any]:
-    """What the op of the integer form takes after what it reads."""
+    """Arguments of the integer op after its input."""
     weight, bias = product.weight, product.bias
     w_scale = torch.as_tensor(weight.scale_of, dtype=torch.float64)
     levels = weight.data_of

@@ -36,7 +36,7 @@ SETTINGS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Embedding: TABLE,
     nn.EmbeddingBag: BAG,
 }
-"""What float modules are made with, in order: the attributes of the same names."""
+"""Constructor arguments of each float module, in order: the attributes of the same names."""
 
 
 class Trained(nn.Module):
@@ -50,7 +50,7 @@ class Trained(nn.Module):
     """The float module."""
     relu: ClassVar[bool] = False
     extra: ClassVar[tuple[str, ...]] = ("qconfig",)
-    """What it is made with beyond what the float module is."""
+    """Constructor arguments beyond the float module's."""
 
     weight: Any
     bias: Any
@@ -83,7 +83,7 @@ class Trained(nn.Module):
         return functional.relu(made) if self.relu else made
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """What the float module computes, with another weight and bias."""
+        """The float module's computation, with another weight and bias."""
         if self.plain is nn.Linear:
             return functional.linear(x, weight, bias)
         made: Tensor = self._conv_forward(x, weight, bias)  # type: ignore[operator]
@@ -115,7 +115,7 @@ class Trained(nn.Module):
             self.bias = source.bias
 
     def to_float(self) -> nn.Module:
-        """The float module, or sequence, with what was learned."""
+        """The float module, or sequence, with the trained parameters."""
         weight, bias = self.learned()
         made: Any = self.plain(
             **{**_settings(self.plain, self), **({"bias": bias is not None} if self.has_bias else {})}
@@ -143,10 +143,10 @@ def _settings(plain: type[nn.Module], source: Any) -> dict[str, Any]:
 
 
 class TrainedNorm(Trained):
-    """The same with a batch norm behind it, folded into the weight as far as running statistics go.
+    """The same with a batch norm behind it, folded into the weight by its running statistics.
 
-    The weight is scaled by what the norm will do to it, fake-quantized, and the result is scaled back; then the norm
-    follows as it is. So what is rounded is the weight that will be converted, and batch statistics are learned as usual.
+    The weight is scaled by the norm's factor, fake-quantized, and the result is scaled back; then the norm follows as it is. So
+    the rounded weight is the converted one, and batch statistics are learned as usual.
     """
 
     extra: ClassVar[tuple[str, ...]] = ("eps", "momentum", "freeze_bn", "qconfig")

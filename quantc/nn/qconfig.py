@@ -53,10 +53,10 @@ class _Pair(NamedTuple):
 
 
 class QConfig(_Pair):
-    """How a layer is quantized: what makes the observers of its activations, and that of its weight.
+    """Quantization of a layer: the factories of its activation and weight observers.
 
-    Both are classes or constructors (`MinMaxObserver.with_args(dtype=torch.qint8)`), never observers themselves: each
-    layer is given its own.
+    Both are classes or constructors (`MinMaxObserver.with_args(dtype=torch.qint8)`), never observers: each layer gets its
+    own.
     """
 
     __slots__ = ()
@@ -131,7 +131,7 @@ default_per_channel_symmetric_qnnpack_qat_qconfig = QConfig(
 
 
 class _Engine(NamedTuple):
-    """What the default configs of a kernel library differ in."""
+    """Differences between the default configs of kernel libraries."""
 
     reduces_range: bool
     """Activations have 7 bits, so that sums of two products fit 16."""
@@ -178,5 +178,5 @@ def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> QConfig:
 
 
 def qconfig_equals(left: QConfigAny, right: QConfigAny) -> bool:
-    """Whether two configs make the same observers of the same arguments."""
+    """True if two configs make the same observers with the same arguments."""
     return left == right

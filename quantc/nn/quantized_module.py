@@ -1,4 +1,4 @@
-"""What all quantized modules have in common: the grid of their result, and how they are saved, copied and printed."""
+"""Base of all quantized modules: the grid of the result, and saving, copying and printing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class QuantizedModule(nn.Module):
     held: tuple[str, ...] = ()
     """The names of its tensors."""
     has_grid: ClassVar[bool] = True
-    """Whether its results are on a grid of their own."""
+    """True if results are on a grid of their own."""
     _FLOAT_MODULE: ClassVar[Any] = None
     __prepare_scriptable__ = refuse_script
     _slow_forward = refuse_trace
@@ -129,7 +129,7 @@ class QuantizedModule(nn.Module):
         return ()
 
     def why_not_load(self, state: dict[str, Any]) -> list[str]:
-        """What does not fit, of plain tensors by name."""
+        """Shape mismatches of a plain state with this module."""
         return [
             f"{name} has the shape {tuple(state[name].shape)}, and the module's is {tuple(mine.shape)}"
             for name, mine in self._buffers.items()

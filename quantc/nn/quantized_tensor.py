@@ -35,7 +35,7 @@ class QuantizedTensor(Tensor):
     """
 
     handlers: ClassVar[dict[Any, Handler]] = {}
-    """What ATen's ops do to quantized tensors. `moves` and `aten_ops` fill it."""
+    """Implementations of ATen ops on quantized tensors, filled by `moves` and `aten_ops`."""
 
     # ops are caught once torch has taken them apart: attributes such as `shape` cost nothing then
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -133,7 +133,7 @@ class QuantizedTensor(Tensor):
         return QuantizedTensor(data, self.scale_of, self.zero_point_of, self.axis_of)
 
     def equals(self, other: Any) -> bool:
-        """Whether another has the same integers on the same grid."""
+        """True if another tensor has the same integers on the same grid."""
         mine, theirs = self.parts(), other.parts() if isinstance(other, QuantizedTensor) else {}
         return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
@@ -150,7 +150,7 @@ class QuantizedTensor(Tensor):
 
     @staticmethod
     def from_parts(parts: Mapping[str, Tensor]) -> QuantizedTensor:
-        """What `parts` gave; further entries are an error."""
+        """Rebuild a tensor from `parts`; further entries are an error."""
         needed = {"data", "scale", "zero_point"}
         if not needed <= parts.keys() <= needed | {"axis"}:
             raise LoadError(

@@ -1,8 +1,8 @@
-"""Observers as modules, under the names they have in torch, on the engine's numbers.
+"""Observers as modules, under torch's names, on the engine's numbers.
 
-An observer gives back what it is given and keeps the range of it in buffers, so that state dicts hold it;
-`calculate_qparams()` makes scale and zero point of that. The same data gives the same bits as torch's observers do,
-whose state dicts load here and the other way round. NaN is refused where it is seen.
+An observer returns its input and keeps the range in buffers, so that state dicts hold it; `calculate_qparams()` computes
+scale and zero point from that. The same data gives the same bits as torch's observers, whose state dicts load here and the
+other way round. NaN is refused at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class UnobservedWarning(UserWarning):
 
 
 def default_qparams(observer: nn.Module) -> tuple[Tensor, Tensor]:
-    """Scale 1 and zero point 0, with a warning: what there is to say of data that nobody has seen."""
+    """Scale 1 and zero point 0, with a warning: the qparams of an observer without data."""
     warnings.warn(
         f"{type(observer).__name__} has seen no data, so its scale is 1 and its zero point 0: run the model on data first",
         UnobservedWarning,
@@ -50,10 +50,10 @@ def default_qparams(observer: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 class ObserverBase(nn.Module, Constructible):
-    """What all observers have: a dtype, whether scales are found as the model runs, and `calculate_qparams`."""
+    """Base of all observers: dtype, static or dynamic qparams, and `calculate_qparams`."""
 
     place: str | None = None
-    """What of a model it observes, for messages; a flow that knows says so."""
+    """The tensor it observes, for messages; set by flows that know."""
     __prepare_scriptable__ = refuse_observer
 
     def __init__(self, dtype: Any, is_dynamic: bool = False) -> None:
@@ -116,7 +116,7 @@ class UniformQuantizationObserverBase(ObserverBase):
 
     @property
     def ch_axis(self) -> int:
-        """The axis that channels lie on. Whoever knows the op may set it before anything was seen."""
+        """The axis of the channels. Callers that know the op may set it before any data is seen."""
         return self._ch_axis
 
     @ch_axis.setter
@@ -164,8 +164,7 @@ class UniformQuantizationObserverBase(ObserverBase):
 
 
 def _make_room(observer: UniformQuantizationObserverBase, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Give the buffers of an observer the shapes of what is loaded into them; files of older versions are brought up to
-    date."""
+    """Resize the buffers of an observer to the shapes being loaded; convert files of older versions."""
     state.setdefault(f"{prefix}eps", observer.eps)
     for name in ("min_val", "max_val"):
         if f"{prefix}{name}s" in state:
@@ -192,7 +191,7 @@ def _float_qparams(low: Tensor, high: Tensor, levels: int, eps: Tensor) -> tuple
 
 
 def _shifted_qparams(low: Tensor, high: Tensor, ends: tuple[int, int], eps: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of 8-bit floats in an affine scheme, as torch has it: the range is shifted onto that of the format."""
+    """Qparams of 8-bit floats in an affine scheme, as in torch: the range is shifted onto that of the format."""
     low, high = low.clamp(max=0), high.clamp(min=0)
     scale = torch.maximum((high - low) / float(ends[1] - ends[0]), eps)
     zero_point = (ends[0] - torch.round(low / scale).to(torch.int32)).clamp(*ends)
@@ -200,7 +199,7 @@ def _shifted_qparams(low: Tensor, high: Tensor, ends: tuple[int, int], eps: Tens
 
 
 def has_numbers(x: Tensor) -> bool:
-    """Whether a tensor can be looked at: it stands for no other, and nobody is compiling."""
+    """True if a tensor's elements can be read: it is neither fake nor meta, and nothing is being compiled."""
     return not (torch.compiler.is_compiling() or isinstance(x, FakeTensor) or x.is_meta)
 
 
@@ -225,7 +224,7 @@ class RangeObserver(UniformQuantizationObserverBase):
 
     @property
     def has_seen(self) -> bool:
-        """Whether it has seen data."""
+        """True if it has seen data."""
         return self.min_val.numel() > 0 and bool((self.min_val <= self.max_val).all())
 
     @torch.no_grad()
@@ -237,7 +236,7 @@ class RangeObserver(UniformQuantizationObserverBase):
             self._refuse_non_finite(low, high)
         is_first = not self.min_val.numel() or (has_numbers(x) and not self.has_seen)
         if not is_first:
-            low, high = self._joined(low, high)
+            low, high = self._join(low, high)
         self._set(low, high)
         return x
 
@@ -248,7 +247,7 @@ class RangeObserver(UniformQuantizationObserverBase):
         self.min_val.copy_(low)
         self.max_val.copy_(high)
 
-    def _joined(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def _join(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """The range so far and that of a batch, in one."""
         return torch.minimum(self.min_val, low), torch.maximum(self.max_val, high)
 
@@ -293,7 +292,7 @@ class _Following(RangeObserver):
 
     averaging_constant: float
 
-    def _joined(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def _join(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         rate = self.averaging_constant
         return self.min_val + rate * (low - self.min_val), self.max_val + rate * (high - self.max_val)
 
@@ -367,7 +366,7 @@ class FixedQParamsObserver(ObserverBase):
 
 
 class WithoutRange(ObserverBase):
-    """Observers from which no scale can be had."""
+    """Base of observers without a scale."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -380,7 +379,7 @@ class WithoutRange(ObserverBase):
 
 
 class PlaceholderObserver(WithoutRange):
-    """Says what a tensor becomes and looks at nothing: for float16, and for scales that are found as the model runs."""
+    """A dtype without statistics: for float16, and for run-time scales."""
 
     def __init__(
         self,
@@ -404,7 +403,7 @@ class PlaceholderObserver(WithoutRange):
 
 
 class RecordingObserver(WithoutRange):
-    """Keeps every tensor it is given, to look at."""
+    """Keeps every tensor it is given, for inspection."""
 
     def __init__(self, dtype: Any = torch.quint8) -> None:
         super().__init__(dtype)

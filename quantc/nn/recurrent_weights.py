@@ -1,4 +1,4 @@
-"""What recurrent layers and cells have in common: weights of input and state in turn, with their biases."""
+"""Base of recurrent layers and cells: weights of input and state in turn, with their biases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quantc.nn.torch_tensors import HALF
 from quantc.targets.kernels import packing
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
-"""How many times the state's size the weights have, by torch's name of the kind."""
+"""Number of gates by torch's name of the mode: rows of a weight per element of the state."""
 ENGINES = {"x86": "fbgemm", "qnnpack": "qnnpack"}
 
 

@@ -34,7 +34,7 @@ def refuse_trace(self: nn.Module, *_: Any, **__: Any) -> NoReturn:
 
 
 def refuse_observer(module: nn.Module) -> NoReturn:
-    """As `__prepare_scriptable__` of what observes."""
+    """`__prepare_scriptable__` of observers."""
     raise ModeError(
         f"{type(module).__name__} looks at numbers in Python, which torch.jit.script cannot read",
         where="torch.jit.script",

@@ -1,4 +1,4 @@
-"""Where quantized parts of a model begin and end."""
+"""The boundaries of the quantized parts of a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quantc.nn.qconfig import QConfigAny
 
 
 class _Stub(nn.Module):
-    """Hands on what it is given, until `convert` puts a module that changes it in its place."""
+    """Identity, until `convert` swaps it."""
 
     def __init__(self, qconfig: QConfigAny = None) -> None:
         super().__init__()
@@ -22,11 +22,11 @@ class _Stub(nn.Module):
 
 
 class QuantStub(_Stub):
-    """Where float tensors are quantized: observes them, and becomes `quantc.nn.quantized.Quantize`."""
+    """Boundary into a quantized part: observes float tensors, and becomes `quantc.nn.quantized.Quantize`."""
 
 
 class DeQuantStub(_Stub):
-    """Where tensors are made float again: becomes `quantc.nn.quantized.DeQuantize`."""
+    """Boundary out of a quantized part: becomes `quantc.nn.quantized.DeQuantize`."""
 
 
 class QuantWrapper(nn.Module):

@@ -67,7 +67,7 @@ def _in_float(module: InFloat) -> tuple[int, State]:
     return module._version, {**plain, **grid}
 
 
-def _weighted(module: Weighted) -> tuple[int, State]:
+def _write_weighted(module: Weighted) -> tuple[int, State]:
     """A linear layer or a convolution. A dynamic one has no grid, and torch.ao's saves a scale of 1."""
     grid: State = _grid(module) if module.has_grid else {"scale": torch.tensor(1.0), "zero_point": torch.tensor(0)}
     weight, bias = to_torch_tensor(module.weight()), module.bias()
@@ -112,7 +112,7 @@ WRITERS: dict[type[nn.Module], Callable[[Any], tuple[int, State]]] = {
     DynamicLinear: _dynamic_linear,
     RNNBase: _layers,
     RNNCellBase: _cell,
-    Weighted: _weighted,
+    Weighted: _write_weighted,
     Embedding: _embedding,
     Quantize: _quantize,
     InFloat: _in_float,
@@ -123,4 +123,4 @@ WRITERS: dict[type[nn.Module], Callable[[Any], tuple[int, State]]] = {
     PReLU: _nothing,
     QuantizedModule: lambda module: (1, _grid(module)),
 }
-"""How modules are written, by their kind; the first that fits."""
+"""Writers by kind of module; the first that fits is used."""

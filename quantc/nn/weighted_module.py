@@ -32,7 +32,7 @@ class Weighted(QuantizedModule):
     of: ClassVar[type[nn.Module]] = nn.Linear
     relu: ClassVar[bool] = False
     axis: ClassVar[int] = 0
-    """Where the weight has its outputs."""
+    """The axis of the weight's output channels."""
 
     def __init_subclass__(
         cls,
@@ -151,7 +151,7 @@ class Weighted(QuantizedModule):
     # -- running -------------------------------------------------------------------------------------------------------
 
     def window(self) -> tuple[tuple[str, Any], ...]:
-        """What the op of the integer form takes after the bias."""
+        """Arguments of the integer op after the bias."""
         return ()
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
@@ -161,7 +161,7 @@ class Weighted(QuantizedModule):
         return self.on_grid(run(x.data_of))
 
     def ready(self, x: QuantizedTensor) -> QuantizedTensor:
-        """What is multiplied."""
+        """The input in the form that the op reads."""
         return x
 
     def _kernel(self, kind: str, x: QuantizedTensor) -> Run:
@@ -170,7 +170,7 @@ class Weighted(QuantizedModule):
 
 
 def has_relu(mod: nn.Module) -> bool:
-    """Whether a module ends in a ReLU, which a trained one has no module for."""
+    """True if a module ends in a ReLU, by the name of its class: QAT modules have no submodule for it."""
     return "ReLU" in type(mod).__name__
 
 

@@ -19,7 +19,7 @@ PACKAGES = ("quantc", "torch", "pydantic", "numpy")
 
 
 class Reproducer(Hook):
-    """When a pass fails, write to `folder` everything needed to reproduce it.
+    """On a pass failure, write to `folder` everything needed to reproduce it.
 
     - `program.txt`: the program before the failing pass, `program.safetensors`: its constants
       (as they are then: a pass that writes into a tensor instead of making a new one is seen by its digest);

@@ -39,7 +39,7 @@ class Builder:
         self.built: dict[str, FakeQuantizer] = {}
         """By the name of the group."""
         self.averaged: dict[str, int] = {}
-        """How many ranges follow a moving average although their specs ask for something else, by what that is."""
+        """Number of ranges that follow a moving average although their specs request another observer, by that observer."""
         self._groups: dict[Site, Group] = {site: group for group in program.plan.groups for site in group.places}
 
     def build(self, group: Group, value: fx.Node) -> FakeQuantizer:
@@ -50,7 +50,7 @@ class Builder:
 
     def _new(self, group: Group, value: fx.Node, where: str) -> FakeQuantizer:
         if isinstance(group.outcome, Derived):
-            return self._derived(group, group.outcome, value, where)
+            return self._derive(group, group.outcome, value, where)
         spec = spec_of(group)
         if isinstance(group.outcome, Fixed):
             scale = torch.tensor(group.outcome.scale, dtype=torch.float32)
@@ -62,9 +62,9 @@ class Builder:
             return LearnedScale(group.name, spec, where, _shape(value, spec, where), learns_zero_point=plus)
         if group.source is Source.CONSTANTS:
             return OwnRange(group.name, spec, where)
-        return self._followed(group, spec, value, where)
+        return self._follow_range(group, spec, value, where)
 
-    def _followed(self, group: Group, spec: QuantSpec, value: fx.Node, where: str) -> FakeQuantizer:
+    def _follow_range(self, group: Group, spec: QuantSpec, value: fx.Node, where: str) -> FakeQuantizer:
         wanted = start(spec)
         if isinstance(wanted, FixedQParams):
             wanted.seen = 1
@@ -78,7 +78,7 @@ class Builder:
             self.averaged[str(spec.observe)] = self.averaged.get(str(spec.observe), 0) + 1
         return FollowedRange(group.name, spec, where, _shape(value, spec, where), rate)
 
-    def _derived(self, group: Group, outcome: Derived, value: fx.Node, where: str) -> FakeQuantizer:
+    def _derive(self, group: Group, outcome: Derived, value: fx.Node, where: str) -> FakeQuantizer:
         parents = [self.built.get(self._groups[site].name) for site in outcome.sites]
         known = tuple(parent for parent in parents if parent is not None)
         if len(known) < len(parents):

@@ -30,8 +30,8 @@ from quantc.spec.numerics import QParams, middle, qparams_of_sound_range, scale_
 from quantc.spec.spec import DEFAULT_OBSERVE, FITTED_BITS, FLOAT32_DIGITS, QuantSpec
 
 outside_graphs: Any = _disable_dynamo
-"""For what looks at numbers: compiled programs call it as it is. Unlike `torch.compiler.disable` it imports
-`torch._dynamo` on the first call."""
+"""Decorator for functions that read elements: compiled programs call them uncompiled. Unlike `torch.compiler.disable` it
+imports `torch._dynamo` only on the first call."""
 
 
 class FakeQuantizer(Freezable):
@@ -43,7 +43,7 @@ class FakeQuantizer(Freezable):
         self.spec = spec
         self.where = where
         self.current: QParams | None = None
-        """Those of the last tensor, where another group derives its own from them."""
+        """The qparams of the last tensor, if another group derives its own from them."""
         self.is_parent = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,13 +108,13 @@ class OwnRange(FakeQuantizer):
     def find(self, x: Tensor) -> QParams:
         weight = x.detach()
         if self.spec.observe != DEFAULT_OBSERVE:
-            observed: QParams = _observed(weight, self.spec, self.where)
+            observed: QParams = _observe_weight(weight, self.spec, self.where)
             return observed
         return qparams_of_sound_range(*extremes(weight.float(), self.spec.granularity), self.spec)
 
 
 @outside_graphs  # type: ignore[untyped-decorator]
-def _observed(weight: Tensor, spec: QuantSpec, where: str) -> QParams:
+def _observe_weight(weight: Tensor, spec: QuantSpec, where: str) -> QParams:
     observation = start(spec)
     observation.update(weight, where=where)
     return observation.qparams(spec, where=where)
@@ -130,7 +130,7 @@ class FollowedRange(FakeQuantizer):
     def __init__(self, group: str, spec: QuantSpec, where: str, shape: torch.Size, rate: float | None) -> None:
         super().__init__(group, spec, where)
         self.rate = rate
-        """How far each batch moves the range; None where it only grows."""
+        """Step of the range's moving average; None if the range only grows."""
         self.register_buffer("low", torch.zeros(shape))
         self.register_buffer("high", torch.zeros(shape))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
@@ -208,9 +208,9 @@ class RunTimeScale(FakeQuantizer):
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
             return x
-        return passed_through(x, self._rounded(x.detach().float()).to(x.dtype))
+        return passed_through(x, self._round(x.detach().float()).to(x.dtype))
 
-    def _rounded(self, x: Tensor) -> Tensor:
+    def _round(self, x: Tensor) -> Tensor:
         spec, ops = self.spec, decomposed_ops()
         ends = (spec.qmin, spec.qmax, spec.dtype.storage)
         per_token = isinstance(spec.granularity, PerToken)
@@ -264,7 +264,7 @@ class LearnedScale(FakeQuantizer):
         )
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
         self.is_started = False
-        """What `started` says, without looking at a tensor."""
+        """`started` as a Python bool, to avoid reading a tensor."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:

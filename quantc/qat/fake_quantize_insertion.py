@@ -34,9 +34,9 @@ class Returned:
     """A norm that is back in the graph."""
 
     norm: fx.Node
-    """What everyone reads in the place of the product."""
+    """The node that replaces the convolution or matmul for its users."""
     factor: fx.Node
-    """What the weight was multiplied by."""
+    """The factor folded into the weight."""
     channels: Channels
     name: str
 

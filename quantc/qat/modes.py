@@ -13,7 +13,7 @@ class ModeFlag(Freezable):
         self.train_value = train
         self.eval_value = other
         self.op = op
-        """Whose argument it is."""
+        """The op whose argument it is."""
 
     def forward(self) -> bool | float:
         return self.train_value if self.learns else self.eval_value

@@ -30,7 +30,7 @@ class TrainingReport:
     def __str__(self) -> str:
         text = f"{len(self.losses)} steps, loss {self.losses[0]:.4g} -> {self.losses[-1]:.4g}"
         if self.without_gradient:
-            text += f"; no gradient for {_listed(self.without_gradient)}"
+            text += f"; no gradient for {_list_names(self.without_gradient)}"
         return text
 
 
@@ -120,20 +120,20 @@ def _without_gradient(prepared: Program, step: int) -> set[str]:
     if len(missing) == len(wanted):
         raise TrainingError(
             "no parameter was given a gradient",
-            where=f"step {step} of {prepared.name}: {_listed(sorted(missing))}",
+            where=f"step {step} of {prepared.name}: {_list_names(sorted(missing))}",
             advice="compute the loss from what the program gives; it may come from somewhere else",
         )
     bad = [name for name, grad in wanted.items() if grad is not None and not math.isfinite(float(grad.sum()))]
     if bad:
         raise TrainingError(
             "gradients are NaN or infinite",
-            where=f"step {step} of {prepared.name}: {_listed(bad)}",
+            where=f"step {step} of {prepared.name}: {_list_names(bad)}",
             advice="lower the learning rate, or clip the gradients; then go on from the last state that was saved",
         )
     return missing
 
 
-def _listed(names: Iterable[str]) -> str:
+def _list_names(names: Iterable[str]) -> str:
     given = list(names)
     more = f" and {len(given) - FEW} more" if len(given) > FEW else ""
     return f"{', '.join(given[:FEW])}{more}"

@@ -44,7 +44,7 @@ def narrow_weights(program: Program) -> list[str]:
 
 
 def _adding(program: Program) -> list[tuple[fx.Node, PairSums]]:
-    """The products whose instruction set adds pairs in few bits."""
+    """The convolutions and matmuls whose instruction set adds pairs in few bits."""
     targets = instruction_sets_of(program.plan.quantizer)
     found = []
     for node, claim in program.plan.claims.rows.items():

@@ -50,7 +50,7 @@ def faults(program: Program) -> Iterator[tuple[str, str, str]]:
             found = _call(node, owner) or _attribute(node, owner) or _literal(node)
             if found is not None:
                 yield found[0], program.describe(node), found[1]
-    yield from _written_through_another(program)
+    yield from _find_aliased_writes(program)
 
 
 def _call(node: fx.Node, owner: nn.Module) -> tuple[str, str] | None:
@@ -68,13 +68,13 @@ def _call(node: fx.Node, owner: nn.Module) -> tuple[str, str] | None:
     if isinstance(target, OpOverload | HigherOrderOperator):
         why = _why_not_op(target)
         return None if why is None else (f"{node.name} {why}", "leave the op out of the model")
-    if isinstance(target, Hashable) and target in _known():
+    if isinstance(target, Hashable) and target in _known_functions():
         return None
     return f"{node.name} calls the Python function {target_name(target)}", FUNCTION
 
 
 @cache
-def _known() -> frozenset[Any]:
+def _known_functions() -> frozenset[Any]:
     """The Python functions that text may name."""
     return frozenset(functions().values())
 
@@ -95,12 +95,12 @@ def _attribute(node: fx.Node, owner: nn.Module) -> tuple[str, str] | None:
     if isinstance(value, fx.GraphModule):
         return None
     if value is None or isinstance(value, nn.Module):
-        return f"{node.name} refers to {node.target!r}, which is {_named(value)}", LEAF
+        return f"{node.name} refers to {node.target!r}, which is {_kind_text(value)}", LEAF
     odd = _odd(value)
     return None if odd is None else (f"{node.target!r} is {odd}", "store plain tensors and numbers in the model")
 
 
-def _written_through_another(program: Program) -> Iterator[tuple[str, str, str]]:
+def _find_aliased_writes(program: Program) -> Iterator[tuple[str, str, str]]:
     """Constants that are parts of one memory, if that is written to. In a file each has its own."""
     memory: dict[int, dict[int, str]] = {}
     for name, tensor in constants(program).items():
@@ -147,7 +147,7 @@ def _odd(value: Any) -> str | None:
             if _why_not_op(item) is not None:
                 return f"the op {target_name(item)}"
         elif not _is_plain(item):
-            return f"an object of another program ({item.kind})" if isinstance(item, Opaque) else _named(item)
+            return f"an object of another program ({item.kind})" if isinstance(item, Opaque) else _kind_text(item)
     return None
 
 
@@ -169,5 +169,5 @@ def _odd_context(spec: pytree.TreeSpec) -> str | None:
     return None
 
 
-def _named(value: Any) -> str:
+def _kind_text(value: Any) -> str:
     return "missing" if value is None else f"a {type(value).__module__}.{type(value).__qualname__}"

@@ -238,7 +238,7 @@ def _group(uses: list[TensorOutcome], index: int, data: GroupData) -> Group:
 
 
 def _sources(outcome: Quantize | Fixed | Derived) -> tuple[Source, ...]:
-    """Where the scales of a group can come from."""
+    """The possible sources of a group's scales."""
     if isinstance(outcome, Fixed):
         return (Source.GIVEN,)
     if isinstance(outcome, Derived):

@@ -37,7 +37,7 @@ MAX_UNFOLDED = 1 << 28
 MAX_DIMENSIONS = 64
 LONGEST_TYPE = 2000
 GLANCE = 256
-"""So many elements are looked at before all are. Tensors that do not have a form mostly show it there."""
+"""Number of elements checked first: tensors that do not fit a form mostly show it there."""
 INTEGERS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
     torch.int8: (),
     torch.int16: (torch.int8, torch.uint8),
@@ -52,7 +52,7 @@ FLOATS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
 NARROWER = {**INTEGERS, **FLOATS}
 BITS: dict[torch.dtype, torch.dtype] = {torch.float32: torch.int32, torch.float64: torch.int64}
 WIDTHS: dict[int, Width] = {1: 2, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7}
-"""How many bits numbers are packed in that need so many."""
+"""Packing width of integers by the bits they need."""
 
 
 class _Record(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -68,7 +68,7 @@ class _Record(BaseModel, frozen=True, extra="forbid", strict=True):
 
 class _Stored(_Record, frozen=True):
     at: str | None = None
-    """The name of what is stored, unless that is its own."""
+    """The name of the stored tensor, unless that is its own."""
 
 
 class Plain(_Stored, frozen=True):
@@ -101,7 +101,7 @@ class TensorWriter:
         self.records: dict[str, AnyRecord] = {}
         self.stored: dict[str, Tensor] = {}
         self.digests: dict[str, str] = {}
-        """Of what is stored."""
+        """Of the stored tensor."""
         self._names: dict[tuple[torch.dtype, torch.Size, str], str] = {}
         self._room = MAX_UNFOLDED
         self._memory: set[int] = set()
@@ -146,7 +146,7 @@ class TensorReader:
         self.stored = dict(stored)
         self._room = MAX_UNFOLDED + UNFOLDING * sum(tensor.nbytes for tensor in stored.values())
         self._left = Counter(_place(record, name) for name, record in records.items() if not isinstance(record, Filled))
-        """How many tensors have still to be made of what is stored."""
+        """Number of tensors still to be built from each stored one."""
 
     def take(self, name: str) -> Tensor:
         record = self.records.pop(name, None)
@@ -175,12 +175,12 @@ class TensorReader:
     def _plain(self, record: AnyRecord, kind: TensorType, name: str, where: str) -> Tensor:
         shape = [int(size) for size in kind.shape]
         if isinstance(record, Filled):
-            return _unfilled(record, kind.dtype, shape, where)
-        stored = self._stored(record, name, where)
+            return _fill(record, kind.dtype, shape, where)
+        stored = self._take_stored(record, name, where)
         if isinstance(record, Packed):
             if kind.dtype not in INTEGERS:
                 _refuse(f"type: only signed integers are packed, not {record.type[:60]}", where)
-            return _unpacked(stored, record.bits, shape, where).to(kind.dtype)
+            return _unpack(stored, record.bits, shape, where).to(kind.dtype)
         given = stored.dtype
         if kind.dtype == torch.complex128 and given == torch.float64 and isinstance(record, Plain):
             stored, given = torch.view_as_complex(stored), kind.dtype
@@ -189,7 +189,7 @@ class TensorReader:
             _refuse(f"type: it is {record.type[:60]}, and {given} {list(stored.shape)} is stored", where)
         return stored.to(kind.dtype)
 
-    def _stored(self, record: Plain | Packed | Narrow, name: str, where: str) -> Tensor:
+    def _take_stored(self, record: Plain | Packed | Narrow, name: str, where: str) -> Tensor:
         at = _place(record, name)
         stored = self.stored.get(at)
         if stored is None:
@@ -220,7 +220,7 @@ def _type(text: str, where: str) -> TensorType:
     return kind
 
 
-def _unfilled(record: Filled, dtype: torch.dtype, shape: list[int], where: str) -> Tensor:
+def _fill(record: Filled, dtype: torch.dtype, shape: list[int], where: str) -> Tensor:
     value = bytearray.fromhex(record.value)
     if not math.prod(shape):
         _refuse(f"type: {record.type[:60]} is too small to be filled", where)
@@ -230,7 +230,7 @@ def _unfilled(record: Filled, dtype: torch.dtype, shape: list[int], where: str) 
     return one.expand(shape).clone(memory_format=torch.contiguous_format)
 
 
-def _unpacked(stored: Tensor, bits: Width, shape: list[int], where: str) -> Tensor:
+def _unpack(stored: Tensor, bits: Width, shape: list[int], where: str) -> Tensor:
     try:
         return unpack(stored, bits, torch.Size(shape))
     except DataError as error:
@@ -240,7 +240,7 @@ def _unpacked(stored: Tensor, bits: Width, shape: list[int], where: str) -> Tens
 # -- which form ------------------------------------------------------------------------------------------------
 
 Made = tuple[Callable[..., AnyRecord], Tensor | None]
-"""What makes the record, and what is stored."""
+"""Constructor of the record, and the stored tensor."""
 
 
 def _forms(whole: Tensor) -> Iterator[Made]:

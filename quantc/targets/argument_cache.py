@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 MAX_KNOWN = 256
-"""How many kinds are remembered."""
+"""Capacity in kinds."""
 Kind = tuple[Any, ...]
 
 

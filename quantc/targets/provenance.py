@@ -21,9 +21,9 @@ class Provenance:
     """The version."""
     program: str
     backend: str
-    """What it was quantized for; empty if it was quantized elsewhere."""
+    """The backend it was quantized for; empty if it was quantized elsewhere."""
     config: str
-    """A digest of what the user asked for."""
+    """Digest of the user's config."""
     source: str
     """A digest of the quantized program: of its text and of its tensors. The same in whatever form it is deployed."""
 

@@ -17,14 +17,14 @@ from torch.nn import functional
 from quantc.ir.types import TensorType
 
 Size = tuple[int, int]
-"""How many places something has along rows and columns."""
+"""Extent along rows and columns."""
 SQUARE: Size = (2, 2)
 TALL: Size = (2, 1)
 """Blocks. Along each axis they are as large as the steps of the convolution, or one place. Tall ones are made by moving whole rows."""
 MAX_CHANNELS = 3
 """Images of more fill an instruction by themselves."""
 IMAGE = 4
-"""How many axes a batch of images has."""
+"""Rank of a batch of images."""
 ORDER = (0, 3, 5, 1, 2, 4)
 """The axes batch, channel, block, row in it, block, column in it, as channels of blocks have them: row, column, channel.
 So does SpaceToDepth of ONNX."""
@@ -46,9 +46,9 @@ class Blocks:
 
     weight: Tensor
     begin: Size
-    """How many blocks of padding come before the image."""
+    """Blocks of padding before the image."""
     end: Size
-    """How many come after it."""
+    """Blocks of padding after the image."""
     stride: Size
 
 

@@ -66,7 +66,7 @@ def capture(
         check_examples(model, args, kwargs)
         model, args, kwargs, note = cast(model, args, kwargs, as_dtype(dtype))
         notes.append(note)
-    program, found = _captured(model, method, Request(args, kwargs, dynamic_shapes, _leaves(leaf)))
+    program, found = _capture_program(model, method, Request(args, kwargs, dynamic_shapes, _leaves(leaf)))
     notes += found
     program.log.insert(0, LogEntry(f"capture ({program.method})", time.perf_counter() - start, True, tuple(notes)))
     return program
@@ -78,7 +78,7 @@ def _canonical(program: Program) -> Program:
     return program
 
 
-def _captured(model: Any, method: Method, request: Request) -> tuple[Program, list[str]]:
+def _capture_program(model: Any, method: Method, request: Request) -> tuple[Program, list[str]]:
     if method not in METHODS:
         raise CaptureError(
             f"unknown capture method {method!r}",
@@ -102,29 +102,29 @@ def _captured(model: Any, method: Method, request: Request) -> tuple[Program, li
     chosen, reason = _choose(method, request)
     notes = [reason] if reason else []
     if chosen != "auto":
-        program, found = _followed(chosen, model, request)
+        program, found = _capture_sizes(chosen, model, request)
         return program, [*notes, *found]
     try:
-        return _followed("export", model, request)
+        return _capture_sizes("export", model, request)
     except CaptureError as failed_export:
         try:
-            program, found = _followed("fx", model, request)
+            program, found = _capture_sizes("fx", model, request)
         except CaptureError as failed_trace:
             raise _both_failed(failed_export, failed_trace) from failed_trace
         return program, [f"export failed, so fx: {first_line(failed_export)}", *found]
 
 
-def _followed(method: str, model: nn.Module, request: Request) -> tuple[Program, list[str]]:
+def _capture_sizes(method: str, model: nn.Module, request: Request) -> tuple[Program, list[str]]:
     """The canonical program by one method, and notes for its log. Which sizes are open, if that was left to capture, is
     what the model allows."""
     if not request.is_auto:
-        return _settled(method, model, request)
+        return _capture_once(method, model, request)
     if request.args is None:
-        return _settled(method, model, replace(request, dynamic_shapes=None))
-    return with_open_batch(model, request, partial(_settled, method, model))
+        return _capture_once(method, model, replace(request, dynamic_shapes=None))
+    return with_open_batch(model, request, partial(_capture_once, method, model))
 
 
-def _settled(method: str, model: nn.Module, request: Request) -> tuple[Program, list[str]]:
+def _capture_once(method: str, model: nn.Module, request: Request) -> tuple[Program, list[str]]:
     """One attempt, in the canonical dialect. Which arguments follow the model's mode is found by capturing it in the
     other one, where that is needed."""
     program, notes = attempt(method, model, request)

@@ -45,7 +45,7 @@ def compare(reference: Program | nn.Module, quantized: Program, batches: Iterabl
 
 def in_form_of(quantized: Program, given: Program | nn.Module, batch: Any) -> Program:
     """The float program in the form that was quantized; unchanged if nothing was."""
-    program = given if isinstance(given, Program) else _captured(given, quantized, batch)
+    program = given if isinstance(given, Program) else _capture_like(given, quantized, batch)
     if program.stage >= Stage.ANNOTATED or quantized.stage < Stage.ANNOTATED:
         return program
     quantizer = quantized.plan.quantizer
@@ -54,7 +54,7 @@ def in_form_of(quantized: Program, given: Program | nn.Module, batch: Any) -> Pr
     return pipelines.prepare(quantizer).without("annotate", "share").run_on_copy(program)
 
 
-def _captured(model: nn.Module, quantized: Program, batch: Any) -> Program:
+def _capture_like(model: nn.Module, quantized: Program, batch: Any) -> Program:
     """The model, captured as the quantized program was: sizes that are dynamic there are so here."""
     signature = quantized.signature
     args, kwargs = pytree.tree_unflatten(leaves_of(quantized, batch, 0), signature.in_spec)

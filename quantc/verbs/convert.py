@@ -74,12 +74,12 @@ def convert(
     check_stage(prepared, Stage.QUANTIZED, "converted")
     check_has_plan(prepared, "convert")
     with paused_collector():
-        converted = _converted(prepared, reduce_range, hooks)
+        converted = _convert_copy(prepared, reduce_range, hooks)
         check_invariants(converted)
         return integer.run(converted, hooks) if to == "integer" else converted
 
 
-def _converted(prepared: Program, reduce_range: RangeReduction, hooks: Sequence[Hook]) -> Program:
+def _convert_copy(prepared: Program, reduce_range: RangeReduction, hooks: Sequence[Hook]) -> Program:
     pipeline = pipelines.convert(prepared.plan.quantizer, reduce_range)
     copy = prepared.draft()
     if copy.is_live:

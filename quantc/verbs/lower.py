@@ -40,7 +40,7 @@ RUNTIMES: dict[str, tuple[str, str]] = {
     "fbgemm": _TORCH,
     "onednn": _TORCH,
 }
-"""Names that are no targets, but of what runs programs: what each is, and how it is had."""
+"""Runtimes that are mistaken for targets: what each is, and the way to use it."""
 
 
 def artifact_of(path: Path) -> str | None:

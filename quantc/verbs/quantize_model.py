@@ -41,7 +41,7 @@ from quantc.verbs.prepare import prepare
 Mode = Literal["static", "dynamic", "weight-only"]
 MODES = ("static", "dynamic", "weight-only")
 KEPT = 2
-"""How many batches are kept to measure the outcome on."""
+"""Number of batches kept for measuring the outcome."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Result:
     captured: Program
     """The float program."""
     report: Report
-    """What was quantized, how close it comes, how large it is; prints as text, `to_json()` is for machines."""
+    """Coverage, accuracy and size; prints as text, `to_json()` is for machines."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.program(*args, **kwargs)
@@ -141,10 +141,10 @@ def quantize(
     if held_out is not None and not isinstance(held_out, int):
         check_batches(held_out)
         rest["held_out"] = select_inputs(held_out, inputs, captured, cast_to)
-    return _warned(quantize_program(captured, batches, backend, **rest))
+    return _warn(quantize_program(captured, batches, backend, **rest))
 
 
-def _warned(result: Result) -> Result:
+def _warn(result: Result) -> Result:
     """The result, with a warning if it is bad."""
     for text in result.report.warnings:
         warnings.warn(f"{result.report.name}: {text}", stacklevel=3)
@@ -197,7 +197,7 @@ def quantize_program(
     measured_on: MeasuredOn = "example inputs" if batches is None and kept is None else "batches"
     is_held_out = True
     if _waiting(prepared):
-        watched = _Watched(_given(batches, prepared))
+        watched = _Watched(_check_given(batches, prepared))
         with steps("calibrate"):
             calibration = calibrate(prepared, watched, progress=progress)
         measured, is_held_out = watched.first, False
@@ -210,7 +210,7 @@ def quantize_program(
     with steps("convert"):
         program = convert(prepared, to, multiplier=multiplier, style=style, reduce_range=reduce_range, hooks=hooks)
     with steps("compare"):
-        coverage, comparison = prepared.coverage(), _compared(prepared, program, measured)
+        coverage, comparison = prepared.coverage(), _compare(prepared, program, measured)
         if to == "integer" and comparison is not None:
             # per-op errors are reported for the Q/DQ form, whose ops are those of the float program
             in_float = compare(prepared, convert(prepared, reduce_range=reduce_range), measured)
@@ -238,7 +238,7 @@ def _waiting(prepared: Program) -> list[str]:
     return [group.name for group in prepared.plan.groups if group.source is Source.DATA]
 
 
-def _given(batches: Iterable[Any] | None, prepared: Program) -> Iterable[Any]:
+def _check_given(batches: Iterable[Any] | None, prepared: Program) -> Iterable[Any]:
     if batches is not None:
         return batches
     waiting = _waiting(prepared)
@@ -255,7 +255,7 @@ def _examples(captured: Program) -> list[Any]:
     return [] if captured.example_inputs is None else [batch_of(captured, captured.example_inputs)]
 
 
-def _compared(prepared: Program, program: Program, measured: list[Any]) -> Comparison | None:
+def _compare(prepared: Program, program: Program, measured: list[Any]) -> Comparison | None:
     """The outcome against the float program; None where there is nothing to run them on."""
     return compare(prepared, program, measured) if measured else None
 

@@ -66,8 +66,11 @@ def test_batches_are_handed_out_by_the_names_of_the_inputs_and_once(
 
 def test_one_result_is_alone_and_several_are_a_tuple() -> None:
     x, y = torch.ones(1), torch.zeros(1)
-    assert engines._unflattened([x]) is x
-    assert engines._unflattened([x, y]) == (x, y)
-    assert engines._named(["a", "b"], (x, y)) == {"a": np.ones(1, dtype=np.float32), "b": np.zeros(1, dtype=np.float32)}
+    assert engines._unflatten([x]) is x
+    assert engines._unflatten([x, y]) == (x, y)
+    assert engines._by_name(["a", "b"], (x, y)) == {
+        "a": np.ones(1, dtype=np.float32),
+        "b": np.zeros(1, dtype=np.float32),
+    }
     with pytest.raises(ValueError, match="zip"):
-        engines._named(["a"], (x, y))
+        engines._by_name(["a"], (x, y))

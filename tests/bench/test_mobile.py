@@ -47,4 +47,4 @@ def test_a_program_runs_there_close_to_the_float_model(name: str, task: Task) ->
 def test_a_program_that_was_read_is_not_captured_again(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     program = qc.capture(task.model, task.calibration[0])
     monkeypatch.setattr(qc, "capture", lambda *_: pytest.fail("captured again"))
-    assert mobile._captured(Task("read", program.module, task.calibration, task.unseen, program)) is program
+    assert mobile._capture(Task("read", program.module, task.calibration, task.unseen, program)) is program

@@ -27,7 +27,7 @@ class DynamicDim:
     low: int
     high: int | None
     is_required: bool = True
-    """Whether a model that fixes the dimension is refused; Dim.AUTO lets it be fixed."""
+    """Refuse models that specialize the dimension; False for Dim.AUTO."""
     root: str | None = None
     """For `2*n`: the name of the dimension it is computed from, …"""
     relation: Callable[[Any], Any] | None = None

@@ -26,13 +26,13 @@ def fix_opened(program: Program) -> str | None:
         for node in list(graph.nodes):
             kind = type_of(node)
             if kind is not None:
-                node.meta["val"] = kind = _fixed(kind, sizes)
+                node.meta["val"] = kind = _fix(kind, sizes)
             if node.op == "call_function" and isinstance(kind, ScalarType) and (number := _number(kind)) is not None:
                 write_out(node, number)
                 program.erase(node)
     program.signature = replace(
         signature,
-        inputs=tuple(_fixed_input(item, sizes) for item in signature.inputs),
+        inputs=tuple(_fix_input(item, sizes) for item in signature.inputs),
         ranges={symbol: bounds for symbol, bounds in signature.ranges.items() if symbol not in sizes},
         opened=signature.opened - set(sizes),
     )
@@ -50,17 +50,17 @@ def _example_sizes(program: Program) -> dict[str, int]:
     return found
 
 
-def _fixed_input(item: Input, sizes: Mapping[str, int]) -> Input:
-    kind = None if item.type is None else _fixed(item.type, sizes)
+def _fix_input(item: Input, sizes: Mapping[str, int]) -> Input:
+    kind = None if item.type is None else _fix(item.type, sizes)
     return replace(item, type=kind) if isinstance(kind, TensorType) else item
 
 
-def _fixed(kind: ValueType, sizes: Mapping[str, int]) -> ValueType:
+def _fix(kind: ValueType, sizes: Mapping[str, int]) -> ValueType:
     """A type without these symbols."""
     if isinstance(kind, TensorType):
         return TensorType(kind.dtype, tuple(_size(size, sizes) for size in kind.shape))
     if isinstance(kind, TupleType):
-        return TupleType(tuple(None if item is None else _fixed(item, sizes) for item in kind.items))
+        return TupleType(tuple(None if item is None else _fix(item, sizes) for item in kind.items))
     return ScalarType(kind.kind, str(_size(kind.value, sizes))) if kind.kind == "int" else kind
 
 

@@ -35,9 +35,9 @@ from quantc.pipeline.tolerance import Tolerance, gap
 SYMBOL = "batch"
 """The name of the size that is opened."""
 Make = Callable[[Request], tuple[Program, list[str]]]
-"""Captures what is asked for, and gives notes for the log."""
+"""Captures a request; returns the program and notes for the log."""
 FAILS, DIFFERS = "the captured program fails", "the captured program is not the model"
-"""How the reasons begin that may have nothing to do with sizes."""
+"""Prefixes of reasons that may have nothing to do with sizes."""
 OTHER, NEXT = 3, 2
 """The size that a batch is tried at besides one and the example's; the next where that is the example's."""
 
@@ -49,7 +49,7 @@ class Batch:
     size: int
     names: tuple[str, ...]
     shapes: dict[str, Any]
-    """What opens it, as `torch.export` takes it."""
+    """The `dynamic_shapes` of `torch.export` that make it dynamic."""
 
 
 def shared_batch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch | str:
@@ -81,23 +81,23 @@ def with_open_batch(model: nn.Module, request: Request, make: Make) -> tuple[Pro
     args, kwargs = request.args or (), request.kwargs
     batch = shared_batch(model, args, kwargs)
     if isinstance(batch, str):
-        return _fixed(request, make, batch)
+        return _make_fixed(request, make, batch)
     try:
         with mute_size_logs():
             program, notes = make(replace(request, dynamic_shapes=batch.shapes))
     except CaptureError as error:
-        return _fixed(request, make, first_line(error))
+        return _make_fixed(request, make, first_line(error))
     if (reason := why_fixed(program, model, args, kwargs, batch)) is not None:
-        fixed, found = _fixed(request, make, reason)
+        fixed, found = _make_fixed(request, make, reason)
         _refuse_broken(fixed, model, args, kwargs, batch, reason)
         return fixed, found
     if program.fixed_mode:
-        fixed, found = _fixed(request, make, f"with an open batch {program.fixed_mode}")
+        fixed, found = _make_fixed(request, make, f"with an open batch {program.fixed_mode}")
         if not fixed.fixed_mode:
             return fixed, found
     signature = program.signature
     program.signature = replace(signature, opened=frozenset(signature.ranges))
-    return program, [*notes, _described(program, batch)]
+    return program, [*notes, _note(program, batch)]
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def mute_size_logs() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _fixed(request: Request, make: Make, reason: str) -> tuple[Program, list[str]]:
+def _make_fixed(request: Request, make: Make, reason: str) -> tuple[Program, list[str]]:
     program, notes = make(replace(request, dynamic_shapes=None))
     return program, [*notes, f"sizes are fixed to those of the example inputs: {reason}"]
 
@@ -125,7 +125,7 @@ def _refuse_broken(
     Results that differ are no fault of a model that draws random numbers."""
     if not reason.startswith((FAILS, DIFFERS)):
         return
-    with _undisturbed(model):
+    with _preserve_state(model):
         trial = _Trial(model, args, kwargs, batch)
         found = trial.why_wrong(program, batch.size)
         if found is None or not (found.startswith(FAILS) or (found.startswith(DIFFERS) and trial.repeats_itself())):
@@ -150,7 +150,7 @@ def why_fixed(
     ) is not None:
         return f"what {behind.target} gives for another batch is not known"
     sizes = dict.fromkeys((batch.size, OTHER if batch.size != OTHER else NEXT, 1))
-    with _undisturbed(model):
+    with _preserve_state(model):
         trial = _Trial(model, args, kwargs, batch)
         for size in sizes:
             reason = trial.why_wrong(program, size)
@@ -250,18 +250,18 @@ def _agree(left: Tensor, right: Tensor) -> bool:
 
 def _samples(x: Tensor, size: int) -> Tensor:
     """So many samples: those there are, then others like them. Values stay within the range of the example's."""
-    rows = [x, *(_varied(x, turn) for turn in range(1, -(-size // x.shape[0])))]
+    rows = [x, *(_vary(x, turn) for turn in range(1, -(-size // x.shape[0])))]
     return torch.cat(rows)[:size]
 
 
-def _varied(x: Tensor, turn: int) -> Tensor:
+def _vary(x: Tensor, turn: int) -> Tensor:
     """The same samples, each with its values in another order, and floats closer to zero."""
     moved = x.flatten(1).roll(turn, 1).view(x.shape) if x.dim() > 1 else x
     return moved * (1 - turn / 8) if x.is_floating_point() and turn < 8 else moved
 
 
 @contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
+def _preserve_state(model: nn.Module) -> Iterator[None]:
     """Preserve the model, the random generator and the caller's settings. Attention uses its Python code."""
     fused = torch.backends.mha.get_fastpath_enabled()
     with keep_attributes(model), warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -274,7 +274,7 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def _described(program: Program, batch: Batch) -> str:
+def _note(program: Program, batch: Batch) -> str:
     """The note for the log of a program whose batch is open."""
     low, _ = program.signature.ranges.get(SYMBOL, (1, None))
     names = ", ".join(batch.names)

@@ -168,10 +168,10 @@ def unpickle(data: bytes, path: str) -> object:
 
 def _own_classes() -> dict[str, type]:
     """Data classes and named tuples this process registered as containers: its own code, so it may be built again."""
-    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in _registered() if _is_record(cls)}
+    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in _registered_types() if _is_record(cls)}
 
 
-def _registered() -> Iterator[type]:
+def _registered_types() -> Iterator[type]:
     # The table holds the function `namedtuple` beside classes.
     return (cls for cls in list[object](pytree.SUPPORTED_NODES) if isinstance(cls, type))
 

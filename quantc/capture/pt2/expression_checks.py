@@ -256,7 +256,7 @@ def _guard_leaf(tree: ast.expr) -> Bound | None:
     match tree:
         case ast.Attribute(value=ast.Name(id="math"), attr="inf" | "nan" | "pi") | ast.Name(id="inf"):
             return Bound()
-        case ast.Call(func=function, args=args, keywords=[]) if _dotted(function) in GUARD_CALLS:
+        case ast.Call(func=function, args=args, keywords=[]) if _dotted_name(function) in GUARD_CALLS:
             return _extreme([_bound(argument, _guard_leaf) for argument in args])
         case ast.Subscript() | ast.Call() | ast.Attribute():
             _check_source(tree)
@@ -265,7 +265,7 @@ def _guard_leaf(tree: ast.expr) -> Bound | None:
             return None
 
 
-def _dotted(tree: ast.expr) -> str | None:
+def _dotted_name(tree: ast.expr) -> str | None:
     match tree:
         case ast.Name(id=name):
             return name

@@ -28,7 +28,7 @@ from quantc.ir.sites import Origin
 from quantc.rewrite.functionalize import functional_overload, reshaping_form
 
 INPUT = "input_"
-"""What the names of the model's own inputs begin with; their number follows."""
+"""Prefix of the names of the model's own inputs, before their number."""
 ARITHMETIC = frozenset(
     [
         "add",
@@ -53,7 +53,7 @@ ARITHMETIC = frozenset(
         "__itruediv__",
     ]
 )
-"""Calls of a tensor and another or a number: a number could come from data, if the model looks at numbers."""
+"""Arithmetic of a tensor with another or a number: the number may come from data, if the model reads elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class SeenCall:
     makes: tuple[fx.Node | None, ...]
     """The node of each tensor that it gave."""
     writes_first: bool
-    """Whether it gave its first argument back, changed in place."""
+    """True if it returned its first argument, changed in place."""
     writes: tuple[int, ...] = ()
     """The tensors that it was given and has changed, by position: their nodes come last in `makes`."""
     times: int = 1
@@ -88,7 +88,7 @@ class Value:
     tensor: Tensor
     node: fx.Node
     stamp: Stamp
-    """What it held when the node was its value."""
+    """Its contents when the node was its value."""
 
 
 def _writes_for_good(node: fx.Node) -> bool:
@@ -147,7 +147,7 @@ class Recorder:
     graph: fx.Graph = field(default_factory=fx.Graph)
     calls: list[SeenCall] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
-    """Why this is not the whole of the model: what a straight program could not repeat."""
+    """Reasons why a straight-line program cannot repeat the model."""
     _values: dict[int, Value] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
     """Of parameters and buffers, by id."""
@@ -155,7 +155,7 @@ class Recorder:
     _origins: dict[fx.Node, SeenAt] = field(default_factory=dict)
     _inputs: list[tuple[fx.Node, Any]] = field(default_factory=list)
     _given: list[fx.Node] = field(default_factory=list)
-    """Those of the inputs that are the model's own, by position."""
+    """The placeholders of the model's own inputs, by position."""
     _read: dict[fx.Node, None] = field(default_factory=dict)
     """The nodes whose values are used in ways that the graph does not show, in order."""
     _first: fx.Node | None = None
@@ -234,10 +234,10 @@ class Recorder:
         known_or_new = ((self._values.get(id(tensor)), tensor) for tensor in tensors)
         return [Stamp(tensor, Exact.YES) if value is None else value.stamp for value, tensor in known_or_new]
 
-    def _written_to(self, before: Sequence[Stamp], output: Any, aims: Collection[int] = ()) -> tuple[int, ...]:
-        """The tensors that a call has written to, by position, where the graph would not show it: those that it does
-        not give back, that somebody has looked at before, that come from outside, or whose memory others share. What it
-        `aims` at it has written to, even if the numbers are as they were this time."""
+    def _find_writes(self, before: Sequence[Stamp], output: Any, aims: Collection[int] = ()) -> tuple[int, ...]:
+        """Positions of the tensors that a call has written to, if the graph would not show it: those it does not return, that were read
+        before, that come from outside, or whose memory others share. Tensors in `aims` count as written, even if their contents are
+        unchanged this time."""
         changed = [index for index, stamp in enumerate(before) if index in aims or not stamp.holds]
         given_back = {id(tensor) for tensor in tensors_in(output)}
         return tuple(
@@ -285,12 +285,12 @@ class Recorder:
         number = len(self.calls)
         reads = tuple(self._node_of(tensor) for tensor in tensors_in(given))
         row = SeenAt(origin.module_path, origin.module_type, origin.file, origin.line, call=number)
-        writes = self._written_to(before, output)
-        traced = self._traced(func, given, writes)
-        if traced is not None and (seen := self._written_to(before, output, aims_of(traced))) != writes:
+        writes = self._find_writes(before, output)
+        traced = self._trace_call(func, given, writes)
+        if traced is not None and (seen := self._find_writes(before, output, aims_of(traced))) != writes:
             writes = seen
-            traced = self._traced(func, given, writes)
-        made = None if traced is None else self._inlined(traced, reads, row)
+            traced = self._trace_call(func, given, writes)
+        made = None if traced is None else self._inline(traced, reads, row)
         if any(reads[index].name.startswith(INPUT) for index in writes):
             self.reasons.append(f"the model writes to its input ({origin})")
         results = tensors_in(output)
@@ -361,13 +361,13 @@ class Recorder:
         return tuple(dict.fromkeys(name for read in found if (name := self.parameter(read))))
 
     def _guard_numbers(self) -> None:
-        """Where the model looks at numbers, those that it calculates with may come from data: they are no constants."""
+        """If the model reads elements, keep the tensors it scales as operands: its scalars may come from data, so are no constants."""
         if any("looks at numbers" in reason for reason in self.reasons):
             scaled = [call for call in self.calls if call.name in ARITHMETIC and len(call.reads) == 1]
             self._read.update({node: None for call in scaled for node in call.reads if node.op != "get_attr"})
 
     def _keep_ends(self) -> None:
-        """Where the model goes ways that the graph does not show, so does what nothing in the graph reads."""
+        """If the model takes paths that the graph does not show, keep unread results: those paths may read them."""
         if self.reasons:
             ends = (node for call in self.calls for node in call.makes if node is not None and not node.users)
             self._read.update({node: None for node in ends if node.op == "call_function"})
@@ -395,9 +395,9 @@ class Recorder:
             if node is not None:
                 self._values[id(tensor)] = Value(tensor, node, Stamp(tensor, Exact.YES))
 
-    def _traced(self, func: Callable[..., Any], given: Any, writes: tuple[int, ...]) -> fx.GraphModule | None:
-        """The call as ATen nodes, on copies of what it `writes` to; None if shapes depend on the data, or it does what
-        no graph holds."""
+    def _trace_call(self, func: Callable[..., Any], given: Any, writes: tuple[int, ...]) -> fx.GraphModule | None:
+        """Trace the call to ATen nodes, on copies of the tensors it `writes` to; None if shapes depend on the data, or no graph can
+        express it."""
         leaves, spec = pytree.tree_flatten(given)
         places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         ids = [id(leaves[place]) for place in places]
@@ -422,7 +422,7 @@ class Recorder:
             return None
         return traced
 
-    def _inlined(self, traced: fx.GraphModule, reads: tuple[fx.Node, ...], origin: SeenAt) -> list[fx.Node | None]:
+    def _inline(self, traced: fx.GraphModule, reads: tuple[fx.Node, ...], origin: SeenAt) -> list[fx.Node | None]:
         nodes: dict[fx.Node, fx.Node] = {}
         inputs = iter(reads)
         made: list[fx.Node | None] = []

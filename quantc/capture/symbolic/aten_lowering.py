@@ -69,7 +69,7 @@ class AtenLowering(ValueTracer):
         if isinstance(function, OpOverload):
             return self.call(function, args, kwargs)
         if isinstance(function, OpOverloadPacket):
-            return self._resolved(function, function.__name__, args, kwargs)
+            return self._resolve_call(function, function.__name__, args, kwargs)
         if function is getattr:
             found = getattr(args[0], args[1])
             return self.opaque("call_function", getattr, args, {}) if isinstance(found, Attribute) else found
@@ -91,7 +91,7 @@ class AtenLowering(ValueTracer):
         op = packet(name) if is_builtin(function) else None
         if op is None:
             return self.opaque("call_function", function, args, kwargs)
-        return self._resolved(op, name, args, kwargs, function)
+        return self._resolve_call(op, name, args, kwargs, function)
 
     def lower_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Lower a method call `args[0].name(...)` to ATen."""
@@ -105,13 +105,13 @@ class AtenLowering(ValueTracer):
         if name == "new_tensor":
             return self._new_tensor(x, *rest, **kwargs)
         if name == "type" and (rest or kwargs):
-            return self._converted(x, tuple(map(_dtype, (*rest, *kwargs.values()))), {})
+            return self._convert(x, tuple(map(_dtype, (*rest, *kwargs.values()))), {})
         if name in CASTS and not rest:
             return self.call(aten.to.dtype, (x, CASTS[name]))
         if name == "cpu":
             return x
         if name == "to":
-            return self._converted(x, rest, kwargs)
+            return self._convert(x, rest, kwargs)
         if name in PYTHON_METHODS:
             return getattr(torch.Tensor, name)(x, *rest, **kwargs)
         if (
@@ -124,7 +124,7 @@ class AtenLowering(ValueTracer):
         op = packet(name)
         if op is None:
             raise RefusedError(f".{name}() is no tensor operation that a graph can hold")
-        return self._resolved(op, name, (x, *rest), kwargs)
+        return self._resolve_call(op, name, (x, *rest), kwargs)
 
     def _is_spread(self, first: Any) -> bool:
         return not isinstance(first, list | tuple) and self.kind_of(first) is not ArgumentKind.SHAPE
@@ -144,7 +144,7 @@ class AtenLowering(ValueTracer):
             return made.to(fake.dtype)
         return self.call(aten.type_as.default, (made, x))
 
-    def _converted(self, x: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _convert(self, x: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`x.to(...)` with any mix of dtype, device and other tensor."""
         wanted = dict(kwargs)
         for value in rest:
@@ -155,11 +155,11 @@ class AtenLowering(ValueTracer):
             elif isinstance(value, ProxyValue) and isinstance(value.fake, torch.Tensor):
                 wanted |= {"dtype": value.fake.dtype, "device": value.fake.device}
             else:
-                return self._resolved(aten.to, "to", (x, *rest), kwargs)
+                return self._resolve_call(aten.to, "to", (x, *rest), kwargs)
         device, dtype = wanted.pop("device", None), wanted.pop("dtype", None)
         wanted = {name: value for name, value in wanted.items() if value not in (None, False, torch.preserve_format)}
         if wanted or (device is not None and torch.device(device).type != "cpu"):
-            return self._resolved(aten.to, "to", (x, *rest), kwargs)
+            return self._resolve_call(aten.to, "to", (x, *rest), kwargs)
         return x if dtype is None else self.call(aten.to.dtype, (x, dtype))
 
     def _query(self, x: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -198,9 +198,9 @@ class AtenLowering(ValueTracer):
         op = packet(name)
         if op is None:
             return self.opaque("call_function", function, args, {})
-        return self._resolved(op, name, args, {}, function)
+        return self._resolve_call(op, name, args, {}, function)
 
-    def _resolved(
+    def _resolve_call(
         self, op: OpOverloadPacket, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], function: Any = None
     ) -> Any:
         binding = resolve(op, args, kwargs, self.kind_of)

@@ -12,7 +12,7 @@ from quantc.capture.symbolic.python_spellings import ArgumentKind
 from quantc.ir.dialect import aten
 
 END = 9223372036854775807
-"""How ATen writes "to the end" of a slice."""
+"""ATen's value for an open end of a slice."""
 
 
 def _consumes(part: Any) -> bool:
@@ -35,7 +35,7 @@ def view_of(tracer: ValueTracer, x: Any, index: Any) -> tuple[Any, list[Any] | N
             x = tracer.call(aten.unsqueeze.default, (x, dim))
             dim += 1
         elif isinstance(part, slice):
-            x = _sliced(tracer, x, dim, part)
+            x = _slice(tracer, x, dim, part)
             dim += 1
         elif isinstance(part, torch.Tensor | list) or getattr(part, "kind", None) is ArgumentKind.TENSOR:
             tensors[dim] = torch.tensor(part) if isinstance(part, list) else part
@@ -57,7 +57,7 @@ def _from_here(x: Any, later: list[Any], behind: int) -> int:
     raise RefusedError("indexing with `...` needs the rank of the tensor; give example inputs to capture")
 
 
-def _sliced(tracer: ValueTracer, x: Any, dim: int, part: slice) -> Any:
+def _slice(tracer: ValueTracer, x: Any, dim: int, part: slice) -> Any:
     if part.start is None and part.stop is None and part.step is None:
         return x
     step = () if part.step is None else (part.step,)

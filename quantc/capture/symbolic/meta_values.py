@@ -29,12 +29,12 @@ NO_SHAPE = (
     DynamicOutputShapeException,
     DataDependentOutputException,
 )
-"""What an op raises that runs on real tensors alone, or whose result's shape depends on the data."""
+"""Exceptions of ops that run on real tensors alone, or whose result's shape depends on the data."""
 
 
 aten = torch.ops.aten
 TRAINING = 5
-"""Which argument of a batch norm says whether it is trained."""
+"""Position of the `training` argument of batch norm."""
 ELEMENTWISE = frozenset(
     getattr(aten, spelled).default
     for name in (*ops_in(Family.ACTIVATION, but=("clamp",)), "hardtanh", "relu6")

@@ -21,11 +21,11 @@ from quantc.capture.symbolic.python_spellings import ArgumentKind
 from quantc.capture.symbolic.traced_state import TensorState
 
 TENSOR_FACTS = frozenset({"shape", "ndim", "dtype", "device"})
-"""What only tensors are asked for."""
+"""Attributes that only tensors have."""
 MEMORY = frozenset({"data", "real", "imag"})
 """Assigning these gives a tensor other memory, or writes to a part of it."""
 NUMBERS: tuple[tuple[type, Any], ...] = ((torch.SymFloat, 0.0), (float, 0.0), (torch.SymBool, False), (bool, False))
-"""What stands in for a number that is not a whole one."""
+"""Placeholder values of non-integer numbers, by type."""
 A_TENSOR = torch.empty(0)
 
 

@@ -119,7 +119,7 @@ FACTORIES = frozenset(
 )
 """Functions that make tensors from numbers alone."""
 SIZED_FACTORIES = frozenset({"zeros", "ones", "empty", "rand", "randn"})
-"""Those whose size may be spread out: `torch.zeros(2, 3)`."""
+"""Factories whose size may be spread out: `torch.zeros(2, 3)`."""
 
 PYTHON_METHODS = frozenset({"norm", "split", "unique", "unique_consecutive"})
 """Methods of Tensor whose Python body picks the ATen op."""
@@ -216,22 +216,20 @@ def _bind(
                 return None
         elif not _accepts(row, given[row.aten_name], kind_of, loose):
             return None
-    return _arranged(overload, rows, given)
+    return _make_binding(overload, rows, given)
 
 
-def _arranged(overload: OpOverload, rows: tuple[Argument, ...], given: dict[str, Any]) -> Binding:
+def _make_binding(overload: OpOverload, rows: tuple[Argument, ...], given: dict[str, Any]) -> Binding:
     positional = [row for row in rows if not row.keyword_only]
     last = max((index for index, row in enumerate(positional) if row.aten_name in given), default=-1)
-    ordered = tuple(_widened(row, given.get(row.aten_name, row.default)) for row in positional[: last + 1])
+    ordered = tuple(_widen(row, given.get(row.aten_name, row.default)) for row in positional[: last + 1])
     keywords = {
-        row.aten_name: _widened(row, given[row.aten_name])
-        for row in rows
-        if row.keyword_only and row.aten_name in given
+        row.aten_name: _widen(row, given[row.aten_name]) for row in rows if row.keyword_only and row.aten_name in given
     }
     return Binding(overload, ordered, keywords)
 
 
-def _widened(row: Argument, value: Any) -> Any:
+def _widen(row: Argument, value: Any) -> Any:
     """A lone number where the schema wants a list of them."""
     if row.width is not None and isinstance(value, numbers.Number):
         return [value] * row.width

@@ -38,7 +38,7 @@ def trace(
     if args is not None:
         args, kwargs = widen_examples(marks, args, kwargs)
     untouched = twin(model, Tensors.SHARED) if marks else model
-    tracer, plan, graph = _traced(model, args, kwargs, marks, leaves)
+    tracer, plan, graph = _trace(model, args, kwargs, marks, leaves)
     plan.check_still_dynamic()
     for narrowing in list(plan.narrowings()):
         if args is not None and _matters(narrowing, graph, untouched, args, kwargs, marks, leaves):
@@ -72,7 +72,7 @@ def trace(
     return program
 
 
-def _traced(
+def _trace(
     model: nn.Module, args: tuple[Any, ...] | None, kwargs: dict[str, Any], marks: Marks, leaves: LeafSelector
 ) -> tuple[AtenTracer, TracedInputs, fx.Graph]:
     shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False) if marks else None
@@ -98,7 +98,7 @@ def _matters(
     method: trace once more, beyond the limit, and compare.
     """
     try:
-        _, _, other = _traced(model, *resize_examples(narrowing.beyond, args, kwargs), marks, leaves)
+        _, _, other = _trace(model, *resize_examples(narrowing.beyond, args, kwargs), marks, leaves)
     except Exception:  # noqa: BLE001 - whatever a model raises beyond the limit, it says that the limit matters
         return True
     return _calls(other) != _calls(graph)

@@ -59,10 +59,10 @@ class TracedInputs:
             self.names = leaf_names(model, args, kwargs)
             for name, leaf in zip(self.names, flat, strict=True):
                 refuse_hidden_tensors(name, leaf)
-            self.leaves = [self._faked(index, leaf) for index, leaf in enumerate(flat)]
+            self.leaves = [self._fake(index, leaf) for index, leaf in enumerate(flat)]
             self._state_known()
 
-    def _faked(self, index: int, leaf: Any) -> Any:
+    def _fake(self, index: int, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or self.fakes is None:
             return leaf
         if self.fakes.shape_env is None:
@@ -131,7 +131,7 @@ class TracedInputs:
         """Size limits that the trace assumed and the user did not state."""
         for (leaf, dim), mark in self.marks.items():
             symbol = self._symbol(leaf, dim)
-            low, high = self._assumed(symbol)
+            low, high = self._assumed_range(symbol)
             if symbol is not None and low > max(mark.low, SMALLEST):
                 reason = f"has to be at least {low} for the model, but may be {mark.low} by dynamic_shapes"
                 yield Narrowing(leaf, dim, self._places(symbol, low - 1), reason)
@@ -144,7 +144,7 @@ class TracedInputs:
         mark = self.marks[narrowing.leaf, narrowing.dim]
         if mark.is_required:
             raise self._refusal(narrowing.leaf, narrowing.dim, narrowing.reason)
-        low, high = self._assumed(self._symbol(narrowing.leaf, narrowing.dim))
+        low, high = self._assumed_range(self._symbol(narrowing.leaf, narrowing.dim))
         self.marks[narrowing.leaf, narrowing.dim] = replace(mark, low=max(low, mark.low), high=high or mark.high)
 
     def _refusal(self, leaf: int, dim: int, reason: str) -> CaptureError:
@@ -160,7 +160,7 @@ class TracedInputs:
         expression = size.node.expr if isinstance(size, torch.SymInt) else None
         return expression if expression is not None and expression.is_Symbol else None
 
-    def _assumed(self, symbol: Any) -> tuple[int, int | None]:
+    def _assumed_range(self, symbol: Any) -> tuple[int, int | None]:
         if symbol is None or self.fakes is None or self.fakes.shape_env is None:
             return 0, None
         limits = self.fakes.shape_env.var_to_range[symbol]

@@ -65,9 +65,9 @@ class AtenTracer(AtenLowering):
         self.sizes: dict[str, ProxyValue] = {}
         """The node that computes each symbolic size; two sizes that are the same expression are one node."""
         self.leaf_values: dict[str, list[Any]] = {}
-        """What each leaf module returned (as fakes) when the example inputs were run, call by call."""
+        """The results of each leaf module (as fakes) on the example inputs, call by call."""
         self.is_suspended = False
-        """Whether modules are run rather than followed just now."""
+        """True while modules are run, not traced."""
         self.changes_grad_mode = False
         self._entry: Callable[[], Entry] | None = None
 
@@ -265,7 +265,7 @@ class AtenTracer(AtenLowering):
             self.kinds[node] = RETURNS[str(returns[0].type)]
             if self.kinds[node] is ArgumentKind.NUMBER:
                 return self._once(node, value)
-            return self._written(node, _written_argument(target, args, kwargs or {}))
+            return self._rebind_written(node, _written_argument(target, args, kwargs or {}))
         if isinstance(value, list | tuple) or len(returns) > 1:
             count = len(value) if value is not None else len(returns)
             items = tuple(self._item(node, index) for index in range(count))
@@ -279,7 +279,7 @@ class AtenTracer(AtenLowering):
         self.origins.drop(node)
         return result
 
-    def _written(self, node: fx.Node, written: Any) -> Any:
+    def _rebind_written(self, node: fx.Node, written: Any) -> Any:
         """An op that writes in place returns the tensor it was given: from here on that tensor is the new node."""
         if isinstance(written, ProxyValue):
             self.state.moved(written.node, node)

@@ -40,7 +40,7 @@ def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def has_scale(module: nn.Module) -> bool:
-    """Whether a layer is to have an output scale that its observer finds."""
+    """True if the layer's observer determines its output scale: it has a static qconfig and is no class without a scale."""
     qconfig = qconfig_of(module)
     if qconfig is None or (isinstance(module, WITHOUT_SCALE) and not isinstance(module, _FusedModule)):
         return False
@@ -48,7 +48,7 @@ def has_scale(module: nn.Module) -> bool:
 
 
 def is_to_observe(module: nn.Module, kinds: Collection[Any]) -> bool:
-    """Whether a layer is given an observer, of which its output scale comes."""
+    """True if `prepare` gives the layer an observer for its output scale."""
     is_known = type_before_parametrizations(module) in kinds or isinstance(module, (*FUNCTIONALS, _FusedModule))
     return is_known and has_scale(module)
 
@@ -80,7 +80,7 @@ def reused_layers(model: nn.Module, ledger: Ledger) -> Iterator[Fault]:
 
 
 def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """What to watch for each layer: functional modules are not called themselves, but their observers are."""
+    """The module to watch for each layer: for functional modules, which are never called themselves, their observer."""
     found = {path: (observer_of(module), module) for path, module in layers(model)}
     return {
         path: observer if observer is not None and isinstance(module, FUNCTIONALS) else module
@@ -99,7 +99,7 @@ def missing_stub(model: nn.Module, kinds: Collection[Any]) -> Iterator[Fault]:
 
 
 def without_effect(model: nn.Module, own: Mapping[str, Any], kinds: Collection[Any]) -> Iterator[Fault]:
-    """Qconfigs that somebody gave to a part in which there is nothing to quantize."""
+    """Faults for qconfigs on parts of a model without quantizable layers."""
     known = tuple(kinds) + FUNCTIONALS
     for path in own:
         part = model.get_submodule(path)

@@ -108,7 +108,7 @@ def swap_modules(
                 continue
             if id(child) not in made:
                 path = f"{start}{name}"
-                made[id(child)] = _swapped_at(path, child, mapping, custom, use_precomputed_fake_quant)
+                made[id(child)] = _swap_at(path, child, mapping, custom, use_precomputed_fake_quant)
                 is_new = made[id(child)] is not child
                 count += is_new
                 if not is_new and not isinstance(child, _FusedModule):
@@ -118,7 +118,7 @@ def swap_modules(
     return count
 
 
-def _swapped_at(path: str, module: nn.Module, *how: Any) -> nn.Module:
+def _swap_at(path: str, module: nn.Module, *how: Any) -> nn.Module:
     try:
         made = swap_module(module, *how)
         if isinstance(made, Quantize):
@@ -131,7 +131,7 @@ def _swapped_at(path: str, module: nn.Module, *how: Any) -> nn.Module:
 
 
 def _one_by_one(model: nn.Module) -> None:
-    """Have encoders call their modules: torch's fast path reads the weights of float ones from them."""
+    """Disable the fast path of encoders with quantized layers: it reads the weights of float ones."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer) and not _is_float(module):
             module.activation_relu_or_gelu = 0

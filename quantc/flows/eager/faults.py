@@ -1,7 +1,7 @@
-"""What can be wrong with an eager model, by name.
+"""The faults of an eager model, by name.
 
-The flow's verbs look for faults before they change anything and raise the first kind they find, with every place it was
-found at. A fault that is meant can be accepted by its name, `convert(model, accept="reused-layer")`: it is a warning then.
+The flow's verbs check for faults before they change anything, and raise the first kind found, with every location of it.
+An intended fault is accepted by name, `convert(model, accept="reused-layer")`, and then only warned about.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quantc.errors import ConfigError, MixedTensorsError, RefusedError, suggest
 
 
 class EagerError(RefusedError):
-    """A model that the eager flow cannot quantize as it stands. `faults` holds every place, not only the first."""
+    """A model that the eager flow cannot quantize. `faults` holds every location, not only the first."""
 
     faults: tuple[Fault, ...] = ()
 
@@ -28,7 +28,7 @@ class ReusedLayerError(EagerError):
 
 
 class MissingStubError(EagerError, MixedTensorsError):
-    """A float tensor comes to a quantized layer, or a quantized tensor to a float one."""
+    """A quantized layer reads a float tensor, or a float one a quantized tensor."""
 
 
 class NotObservedError(EagerError):
@@ -131,7 +131,7 @@ def accepted_checks(accept: Accept) -> frozenset[str]:
 
 
 def settle(faults: Iterable[Fault], accept: Accept = ()) -> None:
-    """Raise what was found, all faults of the first kind together; warn of what was accepted."""
+    """Raise the faults found, all of the first kind together; warn of accepted ones."""
     meant = accepted_checks(accept)
     by_check: dict[Check, list[Fault]] = {}
     for fault in faults:
@@ -140,13 +140,13 @@ def settle(faults: Iterable[Fault], accept: Accept = ()) -> None:
         if check.name not in meant:
             raise as_error(found)
     for check, found in by_check.items():
-        warnings.warn(f"{check.name}, accepted: {_listed(found)}", EagerWarning, stacklevel=3)
+        warnings.warn(f"{check.name}, accepted: {_list_places(found)}", EagerWarning, stacklevel=3)
 
 
 def as_error(found: Sequence[Fault], can_accept: bool = True) -> EagerError:
     """The error for faults of one kind."""
     check, first = found[0].check, found[0]
-    what = first.what if len({fault.what for fault in found}) == 1 else _listed(found)
+    what = first.what if len({fault.what for fault in found}) == 1 else _list_places(found)
     where = ", ".join(fault.path or "the model itself" for fault in found)
     meant = f"; if it is meant, accept={check.name!r}" if can_accept else ""
     error = check.error(what, where=where, advice=f"{first.advice or check.advice}{meant}")
@@ -154,5 +154,5 @@ def as_error(found: Sequence[Fault], can_accept: bool = True) -> EagerError:
     return error
 
 
-def _listed(found: Sequence[Fault]) -> str:
+def _list_places(found: Sequence[Fault]) -> str:
     return "; ".join(str(fault) for fault in found)

@@ -1,4 +1,4 @@
-"""Which layers of a model can be fused: found by running it."""
+"""Find the layers of a model that can be fused, by running a copy of it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Reading(TorchFunctionMode):
         return hook
 
     def followers(self) -> dict[str, str]:
-        """By path: the only reader of what a layer yields, where both run once."""
+        """The only reader of each layer's output, by path, where both run once."""
         alone = {path: next(iter(readers)) for path, readers in self.read_by.items() if len(readers) == 1}
         return {path: reader for path, reader in alone.items() if self.calls[path] == self.calls[reader] == 1}
 

@@ -22,7 +22,7 @@ FuserFunction = Callable[..., Sequence[nn.Module]]
 def fuse_known_modules(
     mod_list: Sequence[nn.Module], is_qat: bool, additional_fuser_method_mapping: Mapping[Any, Any] | None = None
 ) -> list[nn.Module]:
-    """The modules to put in the place of these: the first does the work of all, the rest are identities.
+    """The replacements of these modules: the first does the work of all, the rest are identities.
 
     Hooks before the first and behind the last are kept; others would see nothing any more, and a warning says so.
     """
@@ -81,7 +81,7 @@ def _fuse_modules(
     fuser_func: FuserFunction = fuse_known_modules,
     fuse_custom_config_dict: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """What `fuse_modules` and `fuse_modules_qat` have in common. Every list is checked before the first is fused."""
+    """Shared body of `fuse_modules` and `fuse_modules_qat`. Checks every list before it fuses the first."""
     lists = _lists(modules_to_fuse)
     known = (fuse_custom_config_dict or {}).get("additional_fuser_method_mapping", {})
     for names in lists:

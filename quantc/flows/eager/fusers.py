@@ -1,4 +1,4 @@
-"""How modules that follow each other become one: the fuser methods, and the table of which serves what."""
+"""Fuse adjacent modules into one: the fuser methods, and the table that maps class sequences to them."""
 
 from __future__ import annotations
 
@@ -135,11 +135,11 @@ FUSER_METHODS: dict[tuple[Any, ...], Fuser] = {
     (nn.ConvTranspose2d, nn.BatchNorm2d): fuse_convtranspose_bn,
     (nn.ConvTranspose3d, nn.BatchNorm3d): fuse_convtranspose_bn,
 }
-"""What fuses modules of these classes, in this order."""
+"""The fuser method for each sequence of module classes."""
 
 
 def get_fuser_method(op_list: Any, additional_fuser_method_mapping: Mapping[Any, Any] | None = None) -> Fuser:
-    """What fuses modules of these classes. FusionError, with the sequences that can be fused, if nothing does."""
+    """The fuser method for a sequence of classes. Raises FusionError, listing the fusable sequences, if there is none."""
     known = {**FUSER_METHODS, **(additional_fuser_method_mapping or {})}
     kinds = tuple(op_list)
     if len(kinds) == 1 and kinds[0] in known:
@@ -147,12 +147,12 @@ def get_fuser_method(op_list: Any, additional_fuser_method_mapping: Mapping[Any,
     if kinds not in known:
         starts = [sequence for sequence in known if isinstance(sequence, tuple) and sequence[:1] == kinds[:1]]
         raise FusionError(
-            f"{_spelled(kinds)} cannot be fused",
-            advice=f"these can be: {'; '.join(map(_spelled, starts or known))}; or give additional_fuser_method_mapping",
+            f"{_kinds_text(kinds)} cannot be fused",
+            advice=f"these can be: {'; '.join(map(_kinds_text, starts or known))}; or give additional_fuser_method_mapping",
         )
     found: Fuser = known[kinds]
     return found
 
 
-def _spelled(kinds: Any) -> str:
+def _kinds_text(kinds: Any) -> str:
     return ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)

@@ -1,5 +1,5 @@
-"""What a prepared model was seen to do: how often each layer runs in one call of the model, and which layer reads what
-another yields. Module names alone do not tell either, and both decide whether layers can be quantized as they are."""
+"""The runs of a prepared model: how often each layer runs in one call, and which layer reads another's output.
+Module names alone tell neither, and both decide whether layers can be quantized as they are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ledger:
     read_by: dict[str, str] = field(default_factory=dict)
     """By path: the layer that reads just what this one yields."""
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    """What the model was last called with, to try the converted model on."""
+    """The arguments of the last call, to try the converted model on."""
     calls: Counter[str] = field(default_factory=Counter[str])
     yielded: dict[int, tuple[weakref.ref[Tensor], str]] = field(default_factory=dict)
 

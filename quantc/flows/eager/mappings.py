@@ -1,4 +1,4 @@
-"""Which module takes the place of which: for static and dynamic quantization, and for training. Tables to look at and change."""
+"""Tables of module replacements for static, dynamic and QAT quantization, as copies that callers may change."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ DEFAULT_STATIC_QUANT_MODULE_MAPPINGS: Mapped = {
     DeQuantStub: nnq.DeQuantize,
     **_without(STATIC_MODULES, nn.Sigmoid, *_TRAINED_TABLES),
 }
-"""For `convert`: what computes on quantized tensors in place of a float module, or of one that was trained. Sigmoids stay:
-they take quantized tensors, and the range of what they yield is known."""
+"""Replacements by `convert`: modules on quantized tensors, for float modules and trained ones. Sigmoids stay: they take
+quantized tensors, and their output range is known."""
 
 DEFAULT_QAT_MODULE_MAPPINGS: Mapped = {
     **_without(QAT_MODULES, *_TABLES),

@@ -41,7 +41,7 @@ def _observer_forward_pre_hook(self: nn.Module, input: Any) -> Any:  # noqa: A00
 
 
 def register_activation_post_process_hook(module: nn.Module, pre_hook: bool = False) -> None:
-    """Have the observer of a layer called: on what it yields, or with `pre_hook` on what it reads. First of its hooks."""
+    """Register the observer of a layer as the first of its hooks: on its output, or with `pre_hook` on its input."""
     if not hasattr(module, OBSERVER):
         raise EagerError(
             f"{type(module).__name__} has no observer to be called",
@@ -57,7 +57,7 @@ _register_activation_post_process_hook = register_activation_post_process_hook
 
 
 def observer_of(module: nn.Module) -> nn.Module | None:
-    """What observes a layer; None if nothing does."""
+    """The observer of a layer; None if it has none."""
     found = module._modules.get(OBSERVER)
     return found if found is not None and is_observer_like(found) else None
 
@@ -132,7 +132,7 @@ class _Adder:
             self.visit(child)
 
     def _finds_scales(self, child: nn.Module, kind: Any) -> bool:
-        """Whether a module of several steps is to find its scales as it runs: then it is swapped whole."""
+        """True for a custom multi-step module that is quantized dynamically: it is swapped whole."""
         return self.custom[kind] in no_observer_set() and is_dynamic(qconfig_of(child))
 
     def _observer(self, qconfig: Any, special: Callable[[], nn.Module] | None = None) -> nn.Module:
@@ -152,12 +152,12 @@ class _Adder:
 
 
 def is_childless(module: nn.Module) -> bool:
-    """Whether a module has no modules in it, parametrizations apart."""
+    """True if a module has no submodules besides parametrizations."""
     return not module._modules or (len(module._modules) == 1 and "parametrizations" in module._modules)
 
 
 def devices_of(module: nn.Module) -> set[torch.device]:
-    """Where the tensors of a module are, those without storage apart."""
+    """The devices of a module's tensors, meta tensors apart."""
     tensors: tuple[Tensor, ...] = (*module.parameters(), *module.buffers())
     return {tensor.device for tensor in tensors if tensor.device.type != "meta"}
 

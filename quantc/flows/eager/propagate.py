@@ -29,19 +29,19 @@ def qconfig_of(module: nn.Module) -> Any:
 
 
 def is_dynamic(qconfig: Any) -> bool:
-    """Whether a qconfig has scales that are found as the model runs: weights alone are quantized ahead."""
-    made = _made(getattr(qconfig, "activation", None))
+    """True if a qconfig quantizes activations dynamically or not at all: only weights are quantized ahead of time."""
+    made = _make(getattr(qconfig, "activation", None))
     return bool(getattr(made, "is_dynamic", False)) or type(made).__name__ == "PlaceholderObserver"
 
 
 def is_memoryless(qconfig: Any) -> bool:
-    """Whether activations are observed anew at each run, on what comes in: training for dynamic quantization."""
-    made = _made(getattr(qconfig, "activation", None))
+    """True if the activation observer keeps nothing between runs (`averaging_constant` 1): QAT for dynamic quantization."""
+    made = _make(getattr(qconfig, "activation", None))
     inner = getattr(made, "activation_post_process", made)
     return getattr(inner, "averaging_constant", None) == 1
 
 
-def _made(maker: Any) -> Any:
+def _make(maker: Any) -> Any:
     return maker() if isinstance(maker, type | Constructor) or callable(maker) else None
 
 
@@ -59,7 +59,7 @@ def propagate_qconfig_(
     matches nothing is an error that lists the closest names; `accept="no-effect"` lets it pass.
     """
     given = dict(qconfig_dict or {})
-    settle(_unmatched(module, given), accept)
+    settle(_find_unmatched(module, given), accept)
     propagate_qconfig_helper(module, given, prepare_custom_config_dict=prepare_custom_config_dict)
 
 
@@ -91,7 +91,7 @@ def propagate_qconfig_helper(
 
 def along_outputs(module: nn.Module, qconfig: Any) -> Any:
     """The qconfig for a module: weights of transposed convolutions have their outputs on axis 1, and so their scales."""
-    made = _made(getattr(qconfig, "weight", None)) if isinstance(module, TRANSPOSED) else None
+    made = _make(getattr(qconfig, "weight", None)) if isinstance(module, TRANSPOSED) else None
     if made is None or getattr(made, "qscheme", None) not in PER_CHANNEL or getattr(made, "ch_axis", 1) == 1:
         return qconfig
     return QConfig(activation=qconfig.activation, weight=qconfig.weight.with_args(ch_axis=1))
@@ -109,11 +109,11 @@ def check_qconfig(qconfig: Any, path: str = "") -> None:
 
 
 def own_qconfigs(model: nn.Module) -> dict[str, QConfig]:
-    """The qconfigs that somebody gave, by path: what is there before they are handed down."""
+    """The qconfigs set on modules, by path, before propagation."""
     return {path: qconfig_of(module) for path, module in model.named_modules() if qconfig_of(module) is not None}
 
 
-def _unmatched(model: nn.Module, given: QConfigDict) -> Iterator[Fault]:
+def _find_unmatched(model: nn.Module, given: QConfigDict) -> Iterator[Fault]:
     paths = {path for path, _ in model.named_modules(remove_duplicate=False)}
     classes = {type_before_parametrizations(module) for module in model.modules()}
     for key in given:

@@ -36,7 +36,7 @@ DYNAMIC: dict[torch.dtype, tuple[QConfig, tuple[type[nn.Module], ...]]] = {
     torch.quint8: (float_qparams_weight_only_qconfig, _EMBEDDINGS),
     torch.quint4x2: (float_qparams_weight_only_qconfig_4bit, (nn.EmbeddingBag,)),
 }
-"""By the dtype of the weights: the qconfig, and the layers that `quantize_dynamic` takes unless told."""
+"""By dtype of the weights: the default qconfig and layers of `quantize_dynamic`."""
 
 
 class UnknownDtypeError(ConfigError, ValueError):

@@ -116,7 +116,7 @@ def to_program(
     _check(prepared)
     observers = {path: found for path, layer in checks.layers(prepared) if (found := observer_of(layer)) is not None}
     program = capture(
-        _marked(prepared), example_inputs, method, example_kwargs=example_kwargs, dynamic_shapes=dynamic_shapes
+        _with_marks(prepared), example_inputs, method, example_kwargs=example_kwargs, dynamic_shapes=dynamic_shapes
     )
     program.name = type(prepared).__name__
     seen, outside = _take_marks_out(program)
@@ -143,8 +143,8 @@ def _check(prepared: nn.Module) -> None:
             )
 
 
-def _marked(prepared: nn.Module) -> nn.Module:
-    """A copy with marks in the place of observers and of the stubs at the end."""
+def _with_marks(prepared: nn.Module) -> nn.Module:
+    """A copy with marks in place of observers and of DeQuantStubs."""
     twin = copy.deepcopy(prepared)
     unwatch(twin)
     for path, layer in list(checks.layers(twin)):
@@ -161,7 +161,7 @@ def _marked(prepared: nn.Module) -> nn.Module:
 
 
 def _take_marks_out(program: Program) -> tuple[dict[str, str], frozenset[str]]:
-    """Which layer's observer saw what a node yields, by its name; and the nodes outside of the stubs."""
+    """Remove the marks; return the layer path by name of the node it observed, and the names of the nodes outside the stubs."""
     seen: dict[str, str] = {}
     inside: set[fx.Node] = set()
     outside: set[str] = set()
@@ -181,8 +181,8 @@ def _take_marks_out(program: Program) -> tuple[dict[str, str], frozenset[str]]:
     return seen, frozenset(outside)
 
 
-def _trained(layer: Trained, spec: QuantSpec) -> TrainedScales:
-    """The scales of a weight as its fake quantizer has them once it has seen the last of it, as `convert` does."""
+def _trained_scales(layer: Trained, spec: QuantSpec) -> TrainedScales:
+    """The scales of a weight from its fake quantizer, after it has observed the final weight, as in `convert`."""
     weight, _ = layer.learned()
     observer = ObservedBy.of(copy.deepcopy(layer.weight_fake_quant))
     observer.update(weight)
@@ -191,7 +191,7 @@ def _trained(layer: Trained, spec: QuantSpec) -> TrainedScales:
 
 @dataclass
 class _Handover:
-    """What observers know, for the groups of a plan."""
+    """Hand the statistics of a model's observers over to the groups of a plan."""
 
     program: Program
     model: nn.Module
@@ -235,7 +235,7 @@ class _Handover:
                 continue
             spec = spec_of(qconfig_of(layer).weight, Role.WEIGHT)
             if isinstance(layer, Trained):
-                self.program.plan.statistics[group.name] = _trained(layer, spec)
+                self.program.plan.statistics[group.name] = _trained_scales(layer, spec)
             return replace(group, outcome=Quantize(spec))
         return group
 
@@ -249,8 +249,8 @@ class _Handover:
         return None
 
     def _observer_for(self, group: Group, places: Places) -> str:
-        """Whose observer saw the values of a group: the last of them, which has the range of those that it joins; or what
-        they were made of, since layers without a scale of their own stay on that of what they read."""
+        """The path of the observer of a group: of its last observed value, whose range covers the values joined into it; or of its
+        producer, since layers without a scale of their own keep that of their input."""
         values = dict.fromkeys(places.node(site) for site in group.values)
         for value in reversed(list(values)):
             if value.name in self.seen:

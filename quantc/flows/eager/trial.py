@@ -1,4 +1,4 @@
-"""The first run of a converted model, on what calibration or training last saw."""
+"""The first run of a converted model, on the last batch of calibration or training."""
 
 from __future__ import annotations
 

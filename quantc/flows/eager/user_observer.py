@@ -19,15 +19,15 @@ from quantc.spec.spec import FLOAT32_EPS
 from quantc.spec.torch_dtypes import FLOAT_QPARAMS, PER_CHANNEL
 
 QParamsFunction = Callable[[Any], tuple[Any, Any]]
-"""Given an observer with what it has seen (`min_val`, `max_val`, `quant_min`, `quant_max`, ...): scale and zero point."""
+"""Computes scale and zero point from an observer with statistics (`min_val`, `max_val`, `quant_min`, `quant_max`, ...)."""
 
 
 class UserObserver(ObserverBase):
-    """An observer whose scale and zero point a function finds.
+    """An observer whose scale and zero point a function computes.
 
-    UserObserver.with_args(qparams=power_of_two, observer=MinMaxObserver, dtype=torch.quint8)
+        UserObserver.with_args(qparams=power_of_two, observer=MinMaxObserver, dtype=torch.quint8)
 
-    `observer` is the class that looks at the data, and keyword arguments are its own. What the function gives is checked:
+    `observer` is the class that collects statistics, and keyword arguments are its own. The function's results are checked:
     scales are positive and finite, zero points lie in the range, and there is one of each for a tensor or for a channel.
     """
 

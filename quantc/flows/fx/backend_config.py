@@ -17,12 +17,12 @@ from quantc.flows.fx.custom_config import CustomConfigError
 
 
 class ObservationType(Enum):
-    """How the result of a pattern is observed."""
+    """The ways to observe the result of a pattern."""
 
     OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT = 0
     """It has an observer of its own."""
     OUTPUT_SHARE_OBSERVER_WITH_INPUT = 1
-    """It has the scale of what is read."""
+    """It has the scale of the input."""
     INPUT_OUTPUT_NOT_OBSERVED = 2
     """Neither is observed."""
 
@@ -51,7 +51,7 @@ DTYPES = ("input_dtype", "output_dtype", "weight_dtype")
 
 
 class DTypeConfig:
-    """The formats of a pattern: of what it reads, what it yields, its weight and its bias."""
+    """The formats of a pattern's input, output, weight and bias."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class DTypeConfig:
         bias_dtype: torch.dtype | None = None,
         is_dynamic: bool | None = None,
     ) -> None:
-        self.input_dtype_with_constraints = _constrained("input_dtype", input_dtype)
-        self.output_dtype_with_constraints = _constrained("output_dtype", output_dtype)
-        self.weight_dtype_with_constraints = _constrained("weight_dtype", weight_dtype)
+        self.input_dtype_with_constraints = _as_constraints("input_dtype", input_dtype)
+        self.output_dtype_with_constraints = _as_constraints("output_dtype", output_dtype)
+        self.weight_dtype_with_constraints = _as_constraints("weight_dtype", weight_dtype)
         self.bias_dtype = bias_dtype
         self.is_dynamic = is_dynamic
 
@@ -82,7 +82,7 @@ class DTypeConfig:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         """Read the dict form; every key may be left out."""
-        return cls(**_known(cls, given, (*DTYPES, "bias_dtype", "is_dynamic")))
+        return cls(**_check_keys(cls, given, (*DTYPES, "bias_dtype", "is_dynamic")))
 
     def to_dict(self) -> dict[str, Any]:
         """The dict form; what is not said is left out."""
@@ -101,7 +101,7 @@ class DTypeConfig:
         return f"DTypeConfig({', '.join(f'{key}={value}' for key, value in self.to_dict().items())})"
 
 
-def _constrained(key: str, given: Any) -> DTypeWithConstraints:
+def _as_constraints(key: str, given: Any) -> DTypeWithConstraints:
     if given is None or isinstance(given, torch.dtype):
         return DTypeWithConstraints(given)
     if isinstance(given, DTypeWithConstraints):
@@ -128,9 +128,9 @@ SETTERS = {
 
 
 class BackendPatternConfig:
-    """How a pattern is quantized: a class of modules, a function, a method by its name, or a tuple of these in the order
-    in which they are called. The classes that torch swaps in are written down, and nothing is done with them: a fused,
-    trained or quantized op is a form of the same program."""
+    """Quantization of one pattern: a module class, a function, a method name, or a tuple of these in call order.
+    The replacement classes that torch asks for are recorded and unused: a fused, trained or quantized op is a form of the
+    same program."""
 
     def __init__(self, pattern: Any = None) -> None:
         self.pattern = pattern
@@ -162,7 +162,7 @@ class BackendPatternConfig:
         return self
 
     def set_observation_type(self, observation_type: ObservationType) -> Self:
-        """Whether the result has an observer of its own, or the scale of what is read."""
+        """Choose between an observer of the result's own, the input's scale, and none."""
         if getattr(observation_type, "name", None) not in ObservationType.__members__:
             advice = suggest(str(observation_type), ObservationType.__members__, noun="observation types")
             raise CustomConfigError(f"unknown observation type {observation_type!r}", advice=advice)
@@ -170,13 +170,15 @@ class BackendPatternConfig:
         return self
 
     def add_dtype_config(self, dtype_config: DTypeConfig) -> Self:
-        """Formats in which the pattern can be had, beside those that it has."""
+        """Add formats that the pattern supports."""
         return self.set_dtype_configs([*self.dtype_configs, dtype_config])
 
     def set_dtype_configs(self, dtype_configs: Iterable[DTypeConfig | Mapping[str, Any]]) -> Self:
-        """The formats in which the pattern can be had."""
+        """Set the formats that the pattern supports."""
         self.dtype_configs = [
-            DTypeConfig.from_dict(each) if isinstance(each, Mapping) else _checked("dtype_configs", DTypeConfig, each)
+            DTypeConfig.from_dict(each)
+            if isinstance(each, Mapping)
+            else _check_kind("dtype_configs", DTypeConfig, each)
             for each in dtype_configs
         ]
         return self
@@ -221,7 +223,7 @@ class BackendPatternConfig:
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         """Read the dict form; every key may be left out."""
         made = cls()
-        for key, value in _known(cls, given, SETTERS).items():
+        for key, value in _check_keys(cls, given, SETTERS).items():
             getattr(made, SETTERS[key])(value)
         return made
 
@@ -253,13 +255,13 @@ class BackendConfig:
         return self
 
     def set_backend_pattern_config(self, config: BackendPatternConfig) -> Self:
-        """How one pattern is quantized."""
-        _checked("configs", BackendPatternConfig, config)
+        """Set the config of one pattern."""
+        _check_kind("configs", BackendPatternConfig, config)
         self._by_pattern[config.pattern, config._pattern_complex_format] = config
         return self
 
     def set_backend_pattern_configs(self, configs: Iterable[BackendPatternConfig]) -> Self:
-        """How several patterns are quantized."""
+        """Set the configs of several patterns."""
         for config in configs:
             self.set_backend_pattern_config(config)
         return self
@@ -272,7 +274,7 @@ class BackendConfig:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         """Read the dict form: a name, and configs as objects or dicts."""
-        known = _known(cls, given, ("name", "configs"))
+        known = _check_keys(cls, given, ("name", "configs"))
         configs = known.get("configs", ())
         return cls(known.get("name", "")).set_backend_pattern_configs(
             BackendPatternConfig.from_dict(each) if isinstance(each, Mapping) else each for each in configs
@@ -285,14 +287,14 @@ class BackendConfig:
         return f"BackendConfig({self.name!r}, {len(self.configs)} patterns)"
 
 
-def _checked(key: str, kind: type[Any], given: Any) -> Any:
+def _check_kind(key: str, kind: type[Any], given: Any) -> Any:
     """An object of this module, or one of the same name from another."""
     if isinstance(given, kind) or type(given).__name__ == kind.__name__:
         return given
     raise CustomConfigError(f"{key} holds {given!r}", advice=f"give {kind.__name__} objects, or their dict form")
 
 
-def _known(kind: type[Any], given: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+def _check_keys(kind: type[Any], given: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise CustomConfigError(f"{kind.__name__}.from_dict was given {given!r}", advice="give the dict form")
     for key in given:

@@ -52,8 +52,8 @@ def capture_model(model: nn.Module, example_inputs: Any, leaves: list[Leaf]) -> 
 
 
 def _open_sizes(examples: tuple[Any, ...]) -> Iterator[tuple[Any, bool]]:
-    """Which sizes to leave open, the most first. A batch of one is asked for outright: a trace that may choose takes the
-    size 1 for one that broadcasts, and fixes it."""
+    """Choices of dynamic sizes, the most general first. For a batch of one the batch size is requested as `DYNAMIC`: under
+    `AUTO`, a trace takes size 1 for a broadcast and specializes on it."""
     tensors = [x for x in tensors_in(examples) if x.dim()]
     marks = [Dim.DYNAMIC, Dim.AUTO] if tensors and tensors[0].shape[0] == 1 else [Dim.AUTO]
     for mark in marks:
@@ -68,14 +68,13 @@ def _open_sizes(examples: tuple[Any, ...]) -> Iterator[tuple[Any, bool]]:
 
 
 def _is_that_of_one(program: Program, model: nn.Module, examples: tuple[Any, ...], leaves: list[Leaf]) -> bool:
-    """Whether a program that was traced with a larger batch computes what the model does with one: a branch on the
-    size may go the other way."""
+    """True if a program traced with a larger batch has the ops of a trace at batch one: a branch on the size may differ."""
     fixed = _attempt(model, examples, leaves, None)
     return fixed is not None and _calls(fixed) == _calls(program)
 
 
 def _calls(program: Program) -> list[Any]:
-    """What a program computes, without its sizes."""
+    """The ops and operands of a program, size computations left out."""
     places = {node: place for place, node in enumerate(n for n in program.nodes() if not _is_size(n))}
     rows: list[Any] = []
     for node in places:

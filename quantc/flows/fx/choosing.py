@@ -1,4 +1,4 @@
-"""Which QConfig each op of a program gets, and what kind of quantization that is."""
+"""Assign a QConfig and a kind of quantization to each op of a program."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from quantc.ir.sites import Origin
 
 CALLS = ("call_function", "call_module", "call_method")
 MAX_KNOWN = 1024
-"""How many QConfigs are remembered: each is asked about at every op, and to answer takes making its observers."""
+"""Capacity of each cache of facts about QConfigs: they are asked at every op, and each answer constructs observers."""
 INTEGERS = (torch.qint8, torch.quint8, torch.int8, torch.uint8)
 
 
 PREFIX = "activation_post_process_"
-"""What the names of observers in a graph begin with."""
+"""Prefix of observer names in a graph."""
 
 
 def is_observer(node: fx.Node) -> bool:
-    """Whether a node is an observer of this flow, which is no op of the model."""
+    """True if a node is an observer of this flow and no op of the model."""
     return node.op == "call_module" and str(node.target).startswith(PREFIX)
 
 
@@ -55,19 +55,19 @@ def quant_type_of(qconfig: Any) -> QuantType | None:
 
 @lru_cache(MAX_KNOWN)
 def is_fixed(qconfig: Any) -> bool:
-    """Whether the scale of activations is known beforehand."""
+    """True if the activation scale is fixed."""
     found = inner(qconfig.activation())
     return isinstance(getattr(found, "scale", None), torch.Tensor)
 
 
 @lru_cache(MAX_KNOWN)
 def reuses_input(qconfig: Any) -> bool:
-    """Whether results are to have the scale of what was read, and nothing is quantized for that."""
+    """True if results reuse the input's scale."""
     return type(inner(qconfig.activation())).__name__ == "ReuseInputObserver"
 
 
 def rounds(observer: Any) -> bool:
-    """Whether something is a fake quantizer, and not an observer alone."""
+    """True for a fake quantizer, as opposed to a plain observer."""
     return isinstance(getattr(observer, "fake_quant_enabled", None), torch.Tensor)
 
 
@@ -103,7 +103,7 @@ class Choice:
         return self._by_order(node, origin, self._by_name(origin, self._by_class(origin, found)))
 
     def of_module(self, path: str, module: nn.Module) -> Any:
-        """What is said of a module that no tracer looks into, or of one inside it."""
+        """The QConfig of an untraced module, or of one inside it."""
         origin = Origin(module_path=path, module_type=class_name(type(module)))
         return self._by_name(origin, self._by_class(origin, self.mapping.global_qconfig))
 
@@ -124,7 +124,7 @@ class Choice:
         return found
 
     def _by_order(self, node: fx.Node, origin: Origin, found: Any) -> Any:
-        """What is said of the n-th op of a kind in the module that calls it."""
+        """The QConfig of the n-th op of a kind in its calling module; `found` where the mapping has none."""
         ordered = self.mapping.module_name_object_type_order_qconfigs
         if not ordered:
             return found
@@ -159,5 +159,5 @@ class Choice:
 
 
 def is_layer(origin: Origin) -> bool:
-    """Whether a node is what a layer of torch's own computes, and not a function that somebody's module calls."""
+    """True if a node comes from a layer of torch.nn, not from a function that a user's module calls."""
     return origin.module_type.startswith("torch.nn.")

@@ -32,15 +32,15 @@ def convert_fx(
     *,
     convert_custom_config_dict: ConvertCustomConfig | dict[str, Any] | None = None,
 ) -> QuantizedGraphModule:
-    """Make a module that runs on int8 kernels of what `prepare_fx` or `prepare_qat_fx` gave, once it is calibrated or
-    trained. The prepared model is not changed, and can be calibrated further.
+    """Convert a calibrated or trained model from `prepare_fx` or `prepare_qat_fx` to a module on int8 kernels. The prepared model
+    is not changed, and can be calibrated further.
 
-    Kernels are those of `torch.backends.quantized.engine`: QNNPACK's if it says so, else those of fbgemm and onednn.
+    Kernels are those of `torch.backends.quantized.engine`: QNNPACK's if that is set, else those of fbgemm and onednn.
     With `keep_original_weights` the result has the float weights and biases too, as `original_weights_lookup`.
     """
     custom = config_of(ConvertCustomConfig, convert_custom_config, convert_custom_config_dict)
     check_flag("keep_original_weights", keep_original_weights)
-    prepared, program = _converted(graph_module, custom, _remove_qconfig, qconfig_mapping, backend_config)
+    prepared, program = _convert_program(graph_module, custom, _remove_qconfig, qconfig_mapping, backend_config)
     target = "qnnpack" if torch.backends.quantized.engine == "qnnpack" else "x86"
     boundary = prepared.custom.input_quantized_indexes, prepared.custom.output_quantized_indexes
     made = QuantizedGraphModule.of(program, target, *boundary)
@@ -62,13 +62,13 @@ def convert_to_reference_fx(
 ) -> fx.GraphModule:
     """The quantized model in Q/DQ form: float ops between quantize and dequantize ops, for other backends to lower."""
     custom = config_of(ConvertCustomConfig, convert_custom_config, convert_custom_config_dict)
-    prepared, program = _converted(graph_module, custom, _remove_qconfig, qconfig_mapping, backend_config)
+    prepared, program = _convert_program(graph_module, custom, _remove_qconfig, qconfig_mapping, backend_config)
     module = program.module
     preserve(graph_module, module, dict.fromkeys([*prepared.custom.preserved_attributes, *custom.preserved_attributes]))
     return module
 
 
-def _converted(
+def _convert_program(
     graph_module: nn.Module, custom: ConvertCustomConfig, remove_qconfig: Any, mapping: Any, backend: Any
 ) -> tuple[Preparation, Program]:
     check_flag("_remove_qconfig", remove_qconfig)

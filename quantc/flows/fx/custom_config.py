@@ -1,6 +1,6 @@
-"""What prepare, convert and fuse are to do out of the ordinary: modules kept whole, swapped or prepared on their own.
+"""Custom configs of prepare, convert and fuse: modules kept whole, swapped or prepared on their own.
 
-Each config has a dict form with the keys that scripts have always used; the functions take either.
+Each config has torch's dict form; the functions take either.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Swaps = dict[QuantType, dict[type[nn.Module], type[nn.Module]]]
 
 
 class StandaloneModuleConfigEntry(NamedTuple):
-    """How a module is prepared on its own. The mapping is that of the whole model if it is None."""
+    """Settings of a module prepared on its own. A mapping of None is that of the whole model."""
 
     qconfig_mapping: Any
     example_inputs: tuple[Any, ...]
@@ -40,7 +40,7 @@ class StandaloneModuleConfigEntry(NamedTuple):
 
 
 class _CustomConfig:
-    """What the three configs have in common: the dict form."""
+    """Base of the three configs: preserved attributes and the dict form."""
 
     KEYS: ClassVar[Mapping[str, str]] = {}
     """The keys of the dict form, and the attribute each is about."""
@@ -83,7 +83,7 @@ class _CustomConfig:
 
 
 class PrepareCustomConfig(_CustomConfig):
-    """What `prepare_fx` and `prepare_qat_fx` are to do out of the ordinary."""
+    """Custom settings of `prepare_fx` and `prepare_qat_fx`."""
 
     KEYS: ClassVar[Mapping[str, str]] = {
         "standalone_module_name": "standalone_module_names",
@@ -114,7 +114,7 @@ class PrepareCustomConfig(_CustomConfig):
         prepare_custom_config: Any = None,
         backend_config: Any = None,
     ) -> Self:
-        """Prepare a module on its own: nothing outside it is fused with what is in it."""
+        """Prepare a module on its own: nothing is fused across its boundary."""
         entry = StandaloneModuleConfigEntry(qconfig_mapping, example_inputs, prepare_custom_config, backend_config)
         self.standalone_module_names[module_name] = entry
         return self
@@ -176,7 +176,7 @@ class PrepareCustomConfig(_CustomConfig):
 
 
 class ConvertCustomConfig(_CustomConfig):
-    """What `convert_fx` is to do out of the ordinary."""
+    """Custom settings of `convert_fx`."""
 
     KEYS: ClassVar[Mapping[str, str]] = {
         "observed_to_quantized_custom_module_class": "observed_to_quantized_mapping",
@@ -205,7 +205,7 @@ class ConvertCustomConfig(_CustomConfig):
 
 
 class FuseCustomConfig(_CustomConfig):
-    """What `fuse_fx` is to do out of the ordinary."""
+    """Custom settings of `fuse_fx`."""
 
     KEYS: ClassVar[Mapping[str, str]] = {"preserved_attributes": "preserved_attributes"}
 

@@ -1,4 +1,4 @@
-"""Whether a QConfig asks for a format that a BackendConfig has."""
+"""Check QConfigs against the dtype configs of a BackendConfig."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kinds_of(dtypes: tuple[Any, ...]) -> tuple[QuantType, ...]:
 
 
 def why_not_format(formats: tuple[Any, ...], qconfig: Any, kind: QuantType | None, is_weighted: bool) -> str | None:
-    """What is against a QConfig where formats are said; None if one of them is what it asks for."""
+    """The reason why no format accepts a QConfig; None if one does, or if there are none to check."""
     if not formats:
         return None
     reasons = [_why_not(each, qconfig, kind, is_weighted) for each in formats]

@@ -21,7 +21,7 @@ from quantc.ir.types import TensorType
 from quantc.verbs.capture import capture
 
 RANKS = {"torch.nn.modules.batchnorm.BatchNorm2d": 4, "torch.nn.modules.batchnorm.BatchNorm3d": 5}
-"""The number of axes of what these modules take: they check it."""
+"""The rank of these modules' inputs, which they check."""
 
 
 class UnfusedWarning(UserWarning):
@@ -60,7 +60,7 @@ def fuse_fx(
 
 
 def _note_ranks(program: Program) -> None:
-    """Say of what norms read how many axes it has, where the class of the norm tells."""
+    """Record the rank of norms' inputs where the class of the norm tells."""
     for node in program.graph.nodes:
         origin = program.origins.get(node)
         rank = RANKS.get(origin.module_type) if origin is not None and is_op(node, "batch_norm") else None

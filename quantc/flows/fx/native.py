@@ -1,7 +1,7 @@
-"""What FX graph mode quantizes: the ops that torch's own kernels had, as a rule table.
+"""Rule table of FX graph mode: the ops of torch's own quantized kernels.
 
-Every op of the table reads and yields quantized tensors. Ops that move values, or keep them in range, give their result
-the scale of what they read, and are asked for it themselves, wherever they stand: that is how the flow always was.
+Ops that move values, or keep them in range, give their result the scale of their input, and request it quantized
+wherever they stand, as torch's FX graph mode does.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ KINDS: Mapping[str, tuple[QuantType, ...]] = {
     **dict.fromkeys((rule.name for rule in rules.RECURRENT), (QuantType.DYNAMIC,)),
     **dict.fromkeys((rule.name for rule in rules.LOOKUPS), (QuantType.WEIGHT_ONLY,)),
 }
-"""The kinds of quantization that a rule has; static unless told."""
+"""The kinds of quantization of each rule; static by default."""
 FIXED_RULES = ("sigmoid", "tanh", "softmax")
 """Rules whose results have a range that is known beforehand."""
 
@@ -92,8 +92,8 @@ TAKES = (
     Capability(role=Role.ACT, dtypes=(DType.UINT8, DType.INT8)),
     Capability(role=Role.WEIGHT, dtypes=(DType.INT8, DType.UINT8), granularities=("per-tensor", "per-channel")),
 )
-"""What QConfigs may ask for: bytes of any kind. QNNPACK has kernels for all of them, those for x86 are for unsigned
-activations and signed weights; the rest runs there as the integer form writes it."""
+"""The specs that QConfigs may request: 8-bit integers of either sign. QNNPACK has kernels for all; on x86, all but unsigned
+activations with signed weights run in the integer form."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ class FlowBackend(Backend):
     """A backend for QConfigs: beside its rules it says which kinds of QConfigs they take."""
 
     kinds: Mapping[str, tuple[QuantType, ...]] = field(default_factory=lambda: KINDS)
-    """The kinds of quantization that a rule has; static unless told."""
+    """The kinds of quantization of each rule; static by default."""
     known_ranges: frozenset[str] = frozenset(FIXED_RULES)
     """Rules whose results have a range that is known beforehand."""
     formats: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """The formats that a rule can be had in (`DTypeConfig`); those that `takes` has unless told."""
+    """The formats of a rule (`DTypeConfig`); those of `takes` by default."""
     spelled: Mapping[str, Callable[[Match], str | None]] = field(default_factory=dict)
     """For rules that are about some layers or functions only: why a match is none of these."""
 

@@ -46,7 +46,7 @@ def ops_of(given: Callable[..., Any] | str) -> tuple[str, ...]:
 
 
 def _is_torch(function: Callable[..., Any]) -> bool:
-    """Whether a function is one of torch's, or an operator of Python's."""
+    """True for functions of torch and operators of Python."""
     if function in OPERATORS:
         return True
     name = getattr(function, "__name__", "")
@@ -59,10 +59,10 @@ def is_module_class(given: object) -> TypeGuard[type[nn.Module]]:
 
 
 def class_name(kind: type[nn.Module]) -> str:
-    """How a class is called in the origins of nodes."""
+    """The qualified name of a class, as node origins write it."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def stands_for(given: Callable[..., Any] | str, node: fx.Node) -> bool:
-    """Whether a function or method is a spelling of the op of a node."""
+    """True if a function or method name is a spelling of the node's op."""
     return op_name(node) in ops_of(given)

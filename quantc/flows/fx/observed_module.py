@@ -1,4 +1,4 @@
-"""What `prepare_fx` gives: a GraphModule that is called to calibrate or train it."""
+"""The result of `prepare_fx`: a GraphModule to calibrate or train."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is remembered from prepare to convert."""
+    """The state that prepare leaves for convert."""
 
     program: Program
-    """The graph with its observers, and the plan of what is quantized how."""
+    """The graph with its observers, and the plan."""
     mapping: QConfigMapping
     custom: PrepareCustomConfig
     observers: dict[str, list[str]] = field(default_factory=dict)
     """The names of the observers of each group."""
     backend: Backend = NATIVE
-    """What the program was prepared for."""
+    """The backend the program was prepared for."""
 
     def makers(self) -> Makers:
         return Makers(self.program, Choice(self.program, self.mapping))
@@ -70,7 +70,7 @@ class ObservedGraphModule(fx.GraphModule):
 
     @property
     def preparation(self) -> Preparation:
-        """What convert goes on from: the program with the tensors and modules that this module has by now."""
+        """The input of convert: the prepared program with the current tensors and modules of this module."""
         preparation: Preparation = self.__dict__["_preparation"]
         root = preparation.program.root
         for node in preparation.program.graph.nodes:
@@ -84,7 +84,7 @@ class ObservedGraphModule(fx.GraphModule):
         return self.preparation.program
 
     def coverage(self) -> Coverage:
-        """What became of every op of the model: quantized, or float and why."""
+        """The outcome of every op of the model: quantized, or float and why."""
         bare = self.program.draft()
         remove(bare)
         return bare.coverage()
@@ -123,7 +123,7 @@ def preserve(source: nn.Module, target: nn.Module, names: Iterable[str], memo: d
 
 
 def _hand_over(root: nn.Module, module: nn.Module, target: str) -> None:
-    """Let the program have what stands in the module, should somebody have put something else there."""
+    """Copy an attribute of the module into the program if it was replaced."""
     parent, _, leaf = target.rpartition(".")
     held, current = attribute(root, target), attribute(module, target)
     if held is not current and current is not None:

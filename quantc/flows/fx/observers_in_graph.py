@@ -24,7 +24,7 @@ OBSERVED = (Source.DATA, Source.GIVEN, Source.RUN_TIME)
 
 @dataclass
 class Makers:
-    """What makes the observer of a group of places: the QConfig of the op that yields the tensor, or that reads it."""
+    """Observer factories: a group's observer comes from the QConfig of the op that yields the tensor, or that reads it."""
 
     program: Program
     choice: Choice

@@ -1,8 +1,8 @@
-"""Batches of any size behind modules that no tracer looks into.
+"""Dynamic batches behind modules that no tracer looks into.
 
-Such a module cannot be asked what shape it gives for a batch of unknown size. So the model is run on the example inputs and
-on twice as many: a size of a result is then the same in both, or grows with that of an input. The module is held to what
-was found: a result of another shape is refused when it comes.
+The shape of such a module's result for an unknown batch cannot be queried. So the model runs on the example inputs and on
+twice as many: a size of a result is then the same in both, or grows with that of an input. A later result of another shape
+is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes of a module's results by those of what it is given."""
+    """The shapes of a module's results as functions of its inputs' shapes."""
 
     results: tuple[tuple[Size, ...], ...]
     dtypes: tuple[torch.dtype, ...]
@@ -69,8 +69,8 @@ class _Call:
     arrangement: pytree.TreeSpec
 
 
-def _grown(examples: Any) -> Any:
-    """The example inputs twice over, along the first dimension."""
+def _double_batch(examples: Any) -> Any:
+    """The example inputs, repeated along the first dimension."""
     tensors = [x for x in tensors_in(examples) if x.dim()]
     batch = tensors[0].shape[0] if tensors else 0
     return pytree.tree_map_only(
@@ -88,14 +88,14 @@ def batch_dimensions(examples: Any, mark: Any) -> Any:
 
 
 def shapes_of(model: nn.Module, examples: tuple[Any, ...], names: set[str]) -> dict[str, Shapes] | None:
-    """How the results of some modules grow with the batch; None if that cannot be told."""
-    runs = [_calls(model, given, names) for given in (copy.deepcopy(examples), _grown(examples))]
+    """Result shapes of some modules as functions of the batch size; None if they cannot be told from two runs."""
+    runs = [_calls(model, given, names) for given in (copy.deepcopy(examples), _double_batch(examples))]
     if None in runs:
         return None
     found: dict[str, Shapes] = {}
     for name in names:
         first, second = ((run or {}).get(name, []) for run in runs)
-        shapes = {_related(*pair) for pair in zip(first, second, strict=False)}
+        shapes = {_relate(*pair) for pair in zip(first, second, strict=False)}
         one = shapes.pop() if len(shapes) == 1 and len(first) == len(second) else None
         if one is None:
             return None
@@ -124,7 +124,7 @@ def _calls(model: nn.Module, examples: tuple[Any, ...], names: set[str]) -> dict
     return calls
 
 
-def _related(first: _Call, second: _Call) -> Shapes | None:
+def _relate(first: _Call, second: _Call) -> Shapes | None:
     pairs = {
         (small, large): (index, dim)
         for index, shapes in reversed(list(enumerate(zip(first.given, second.given, strict=False))))

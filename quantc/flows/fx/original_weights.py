@@ -1,4 +1,4 @@
-"""The float weights that a quantized model was made of, for whoever wants to keep them beside it."""
+"""The float weights of a quantized model, kept beside it on request."""
 
 from __future__ import annotations
 

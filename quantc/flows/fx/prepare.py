@@ -46,7 +46,7 @@ def prepare_fx(
             "equalization is not part of this flow", where="_equalization_config", advice="leave it out"
         )
     custom = config_of(PrepareCustomConfig, prepare_custom_config, prepare_custom_config_dict)
-    return _prepared(model, qconfig_mapping, example_inputs, custom, backend_config, trained=False)
+    return _prepare_model(model, qconfig_mapping, example_inputs, custom, backend_config, trained=False)
 
 
 def prepare_qat_fx(
@@ -60,10 +60,10 @@ def prepare_qat_fx(
 ) -> ObservedGraphModule:
     """Prepare a model for training: it rounds as the quantized one will, and its parameters can be trained."""
     custom = config_of(PrepareCustomConfig, prepare_custom_config, prepare_custom_config_dict)
-    return _prepared(model, qconfig_mapping, example_inputs, custom, backend_config, trained=True)
+    return _prepare_model(model, qconfig_mapping, example_inputs, custom, backend_config, trained=True)
 
 
-def _prepared(
+def _prepare_model(
     model: nn.Module, mapping: Any, examples: Any, custom: PrepareCustomConfig, backend: Any, *, trained: bool
 ) -> ObservedGraphModule:
     mapping = QConfigMapping.from_dict(mapping_of(mapping).to_dict())  # the user's may change before convert
@@ -102,13 +102,13 @@ def _swap_modules(
             continue
         done.add(name)
         module = attribute(program.root, name)
-        swapped = _swapped(module, name, node, choice, custom, trained)
+        swapped = _swap(module, name, node, choice, custom, trained)
         watch(swapped, name, shapes.get(name))
         parent, _, leaf = name.rpartition(".")
         setattr(program.root.get_submodule(parent), leaf, swapped)
 
 
-def _swapped(
+def _swap(
     module: nn.Module, name: str, node: fx.Node, choice: Choice, custom: PrepareCustomConfig, trained: bool
 ) -> nn.Module:
     qconfig = choice[node]
@@ -131,4 +131,4 @@ def _swapped(
 def _standalone(module: nn.Module, entry: StandaloneModuleConfigEntry, choice: Choice, trained: bool) -> nn.Module:
     mapping = choice.mapping if entry.qconfig_mapping is None else entry.qconfig_mapping
     custom = config_of(PrepareCustomConfig, entry.prepare_custom_config, None)
-    return _prepared(module, mapping, entry.example_inputs, custom, entry.backend_config, trained=trained)
+    return _prepare_model(module, mapping, entry.example_inputs, custom, entry.backend_config, trained=trained)

@@ -40,7 +40,7 @@ class MappingError(ConfigError, ValueError):
 
 
 class QConfigMapping:
-    """Which parts of a model get which QConfig; None leaves them float.
+    """QConfigs for parts of a model; None leaves a part float.
 
     From weak to strong: `set_global`, `set_object_type`, `set_module_name_regex` (the first that matches the beginning
     of a module's name), `set_module_name` (a module and all that is in it; the innermost wins), and
@@ -58,29 +58,29 @@ class QConfigMapping:
         """For everything that nothing else is said of. Called on the class itself, it makes a mapping first."""
         if global_qconfig is _GIVEN:
             return QConfigMapping().set_global(self)
-        self.global_qconfig = _checked(global_qconfig)
+        self.global_qconfig = _check_qconfig(global_qconfig)
         return self
 
     def set_object_type(self, object_type: ObjectType, qconfig: Any) -> QConfigMapping:
         """For a class of modules, a function, or a method by its name."""
-        self.object_type_qconfigs[object_type] = _checked(qconfig)
+        self.object_type_qconfigs[object_type] = _check_qconfig(qconfig)
         return self
 
     def set_module_name_regex(self, module_name_regex: str, qconfig: Any) -> QConfigMapping:
-        """For modules whose name begins with what a regular expression matches; the first one set wins."""
-        self.module_name_regex_qconfigs[module_name_regex] = _checked(qconfig)
+        """For modules whose names a regular expression matches at the beginning; the first one set wins."""
+        self.module_name_regex_qconfigs[module_name_regex] = _check_qconfig(qconfig)
         return self
 
     def set_module_name(self, module_name: str, qconfig: Any) -> QConfigMapping:
         """For a module by name, and all that is in it."""
-        self.module_name_qconfigs[module_name] = _checked(qconfig)
+        self.module_name_qconfigs[module_name] = _check_qconfig(qconfig)
         return self
 
     def set_module_name_object_type_order(
         self, module_name: str, object_type: ObjectType, index: int, qconfig: Any
     ) -> QConfigMapping:
         """For one op: the `index`-th of a kind, counted from 0, in the module that calls it."""
-        self.module_name_object_type_order_qconfigs[module_name, object_type, index] = _checked(qconfig)
+        self.module_name_object_type_order_qconfigs[module_name, object_type, index] = _check_qconfig(qconfig)
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,8 +126,8 @@ class QConfigMapping:
         return "QConfigMapping(\n  " + "\n  ".join(lines) + "\n)"
 
 
-def _checked(qconfig: Any) -> Any:
-    """Anything with what makes observers for activations and for weights will do, from whatever package it is."""
+def _check_qconfig(qconfig: Any) -> Any:
+    """Accept any object with factories of activation and weight observers, from any package."""
     if qconfig is None or (hasattr(qconfig, "activation") and hasattr(qconfig, "weight")):
         return qconfig
     raise MappingError(
@@ -169,7 +169,7 @@ TRANSPOSED: tuple[ObjectType, ...] = (
     *(functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d),
 )
 WHOLE_TRANSPOSED = ("x86", "fbgemm")
-"""Whose transposed convolutions have one scale for the whole weight."""
+"""Backends with one scale for the whole weight of a transposed convolution."""
 
 
 def get_default_qconfig_mapping(backend: str = "x86", version: int = 0) -> QConfigMapping:

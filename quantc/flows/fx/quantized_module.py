@@ -1,4 +1,4 @@
-"""What `convert_fx` gives: a module on int8 kernels, with the modules in it that users have written themselves."""
+"""The result of `convert_fx`: a module on int8 kernels, with the user's own modules in it."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class QuantizedGraphModule(Lowered):
     see `quantc.targets.kernels.lowered.Lowered`."""
 
     inputs: tuple[int, ...] = ()
-    """Which inputs come as quantized tensors."""
+    """Positions of the inputs that come as quantized tensors."""
     outputs: Mapping[int, Grid] = MappingProxyType({})
-    """Which outputs are given as quantized tensors, and on which grid."""
+    """Positions and grids of the outputs that are returned as quantized tensors."""
     preserved: tuple[str, ...] = ()
     original_weights_lookup: Mapping[str, tuple[Tensor, Tensor | None]] = MappingProxyType({})
     """The float weights and biases of quantized ops, where they were to be kept."""
     is_standalone: bool = False
-    """Whether it was prepared on its own, as a part of a larger model."""
+    """True if it was prepared on its own, as a part of a larger model."""
 
     @classmethod
     def of(cls, program: Program, target: str, inputs: Iterable[int], outputs: Iterable[int]) -> QuantizedGraphModule:
@@ -66,7 +66,7 @@ class QuantizedGraphModule(Lowered):
 
     @property
     def graph(self) -> fx.Graph:
-        """The graph of what runs, kernels among it."""
+        """The graph of the running module, kernels included."""
         return self.module.graph
 
     @property
@@ -100,8 +100,8 @@ class QuantizedGraphModule(Lowered):
         return pytree.tree_unflatten(leaves, spec)
 
     def _is_quantized_inside(self, args: tuple[Any, ...]) -> bool:
-        """Whether it is part of a quantized model, which hands it float tensors that lie on their grids, and takes the
-        like: integers and back is then its own affair. By itself it takes and gives quantized tensors."""
+        """True inside a quantized model, which passes and expects float tensors that lie on their grids. Called by itself, a
+        standalone module takes and returns quantized tensors."""
         given = [args[index] for index in self.inputs if index < len(args)]
         return self.is_standalone and not any(isinstance(x, Tensor) and x.is_quantized for x in given)
 

@@ -82,11 +82,10 @@ class QConfigQuantizer:
 
 @lru_cache(MAX_KNOWN)
 def activation_spec(qconfig: Any) -> QuantSpec:
-    """How the activations of an op are quantized.
+    """The spec of an op's activations.
 
-    An observer with a narrower range than its dtype has (`reduce_range`) makes scales for that range, but what lies
-    beyond it is not cut off: tensors take the range of their dtype, as torch's always did. A fake quantizer cuts off, and
-    what was trained so is quantized so.
+    An observer with `reduce_range` computes its scale for a narrower range than its dtype's, but does not clamp to it: the
+    tensor keeps the range of the dtype, as in torch. A fake quantizer clamps in training, so its range is kept.
     """
     observer = qconfig.activation()
     found = spec_of(inner(observer))
@@ -95,7 +94,7 @@ def activation_spec(qconfig: Any) -> QuantSpec:
 
 @lru_cache(MAX_KNOWN)
 def quantizes_weights(qconfig: Any) -> bool:
-    """Whether a QConfig says how weights are quantized."""
+    """True if a QConfig quantizes weights."""
     try:
         weight_spec(qconfig)
     except SpecError:
@@ -105,7 +104,7 @@ def quantizes_weights(qconfig: Any) -> bool:
 
 @lru_cache(MAX_KNOWN)
 def weight_spec(qconfig: Any) -> QuantSpec:
-    """How its weight is quantized."""
+    """The spec of an op's weight."""
     observer = inner(qconfig.weight())
     dtype = getattr(observer, "dtype", None)
     if dtype == torch.float16:
@@ -119,7 +118,7 @@ def weight_spec(qconfig: Any) -> QuantSpec:
 
 
 def _resolution(choice: Choice) -> Resolution:
-    """What QConfigs say for each node, in the engine's words."""
+    """The QConfigs of all nodes as the engine's settings."""
     found: dict[fx.Node, dict[Role, Setting]] = {}
     known: dict[int, dict[Role, QuantSpec | Float]] = {}
     for node, qconfig in choice.qconfigs.items():
@@ -162,11 +161,11 @@ class QConfigAnnotation(TableAnnotation):
         self.choice = choice
         self.custom = custom
         self.said = backend if isinstance(backend, FlowBackend) else NATIVE
-        """What is said of rules by their names."""
+        """The backend's facts about its rules: spellings, kinds, formats and known ranges."""
         self.reasons: dict[fx.Node, str] = {}
-        """Why no rule took a node, for those that one would have fitted."""
+        """The reason why no rule took a node whose pattern matched."""
         self.others: dict[fx.Node, str] = {}
-        """The same for rules that are about other layers or functions: it says less."""
+        """The same from rules about other layers or functions: used if there is no better reason."""
 
     def run(self) -> None:
         super().run()
@@ -216,7 +215,7 @@ class QConfigAnnotation(TableAnnotation):
         if own is not None and own.spec.role is not Role.ACT:
             return super()._chosen(slot, setting, sites)
         qconfig = self.choice[slot.node]
-        given = self._yielded(slot.value)
+        given = self._outcome_of(slot.value)
         if reuses_input(qconfig):
             return None if given is None else SameAs(self.annotator.places.out(slot.value))
         if is_fixed(qconfig):
@@ -240,7 +239,7 @@ class QConfigAnnotation(TableAnnotation):
         """An op that is fused into another goes with it: the QConfig is that of the first."""
         return self.config.setting(first_of(match))
 
-    def _yielded(self, value: fx.Node) -> Quantize | Fixed | None:
+    def _outcome_of(self, value: fx.Node) -> Quantize | Fixed | None:
         outcome = self._root(self.annotator.plan.outcomes.get(self.annotator.places.out(value)))
         return outcome if isinstance(outcome, Quantize | Fixed) else None
 
@@ -250,7 +249,7 @@ class QConfigAnnotation(TableAnnotation):
         own = self._own(role)
         if isinstance(own, Fixed) and setting is not None and isinstance(setting.use, Quantize):
             qconfig = self.choice[node]
-            return _fixed(qconfig, setting.use.spec) if is_fixed(qconfig) else own
+            return _fixed_scale(qconfig, setting.use.spec) if is_fixed(qconfig) else own
         return super()._of_role(role, setting, node, value)
 
     def _share_lists(self, match: Match, sites: dict[str, Site]) -> None:
@@ -284,7 +283,7 @@ class QConfigAnnotation(TableAnnotation):
         outcome = Quantize(activation_spec(qconfig))
         for index, value in enumerate(self.annotator.places.operands(node)):
             if self.annotator.why_not_tensor(value) is None:
-                given = self._yielded(value)
+                given = self._outcome_of(value)
                 is_given = given is not None and given.spec.dtype is outcome.spec.dtype
                 self.annotator.operand(node, index, SameAs(self.annotator.places.out(value)) if is_given else outcome)
         if self.annotator.why_not_tensor(node) is None:
@@ -298,12 +297,12 @@ def first_of(match: Match) -> fx.Node:
 
 
 def is_swapped(module: Any, custom: PrepareCustomConfig, kind: QuantType) -> bool:
-    """Whether a module is one of those with an observed version: as it was, or swapped already."""
+    """True if a module has an observed version, or is one."""
     swaps = custom.float_to_observed_mapping.get(kind, {})
     return type(module) in swaps or type(module) in swaps.values()
 
 
-def _fixed(qconfig: Any, spec: QuantSpec) -> Fixed:
-    """The scale that an observer has from the beginning."""
+def _fixed_scale(qconfig: Any, spec: QuantSpec) -> Fixed:
+    """The fixed qparams of an observer."""
     scale, zero_point = inner(qconfig.activation()).calculate_qparams()
     return Fixed(float(scale), int(zero_point), spec.but(observe=None, eps=None))

@@ -43,7 +43,7 @@ def quantize_modules(
             quantized: nn.Module | None = convert(module, custom)
             quantized.__dict__["is_standalone"] = True
         else:
-            quantized = _quantized(program, node, module, prepared, custom, quant_type_of)
+            quantized = _quantize_module(program, node, module, prepared, custom, quant_type_of)
         if quantized is not None:
             watch(quantized, name, module.__dict__.get(SHAPES))
             parent, _, leaf = name.rpartition(".")
@@ -51,7 +51,7 @@ def quantize_modules(
     program.touch()
 
 
-def _quantized(
+def _quantize_module(
     program: Program,
     node: fx.Node,
     module: nn.Module,
@@ -106,8 +106,7 @@ def _grids(program: Program, node: fx.Node) -> dict[int, Grid]:
 
 
 class GivenQuantized:
-    """Gives a module quantized tensors in the place of float ones that lie on their grids, as modules written for torch's
-    quantized dtypes take them."""
+    """Forward pre-hook: quantize float tensors that lie on their grids, for modules written for torch's quantized dtypes."""
 
     def __init__(self, grids: dict[int, Grid]) -> None:
         self.grids = grids
@@ -122,5 +121,5 @@ class GivenQuantized:
 
 
 def dequantize_output(module: nn.Module, args: Any, output: Any) -> Any:
-    """What a module yields quantized, as float: it lies on its grid, and the next op takes it from there."""
+    """Forward hook: dequantize a module's output. It stays on its grid, and the next op quantizes it from there."""
     return pytree.tree_map_only(Tensor, lambda x: x.dequantize() if x.is_quantized else x, output)

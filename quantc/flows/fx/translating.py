@@ -1,8 +1,8 @@
-"""From a BackendConfig, quantc's or torch's, to a rule table.
+"""Translate a BackendConfig, quantc's or torch's, to a rule table.
 
-Every pattern that can be had in some format becomes a rule. A batch norm behind a layer is folded by then, and is left out
-of its pattern. Classes that torch swaps in for fused and trained layers stand for no op of a program: the pattern of the
-ops they are made of is what counts.
+Every pattern with at least one format becomes a rule. Batch norms behind layers are folded by then, and left out of the
+patterns. Classes that torch swaps in for fused and trained layers have no op of their own in a program: the pattern of the
+ops they are made of counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.formats import Offer
 
 SWAPPED_IN = ("torch.ao.nn.", "torch.nn.intrinsic.", "torch.nn.qat.", "torch.nn.quantized.", "torchao.")
-"""Where the classes come from that stand for fused, trained and quantized layers."""
+"""Packages of the classes that stand for fused, trained and quantized layers."""
 OP_OF_CLASS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((f"BatchNorm{n}d" for n in (1, 2, 3)), ("batch_norm",)),
     **dict.fromkeys((f"InstanceNorm{n}d" for n in (1, 2, 3)), norms.ops),
@@ -45,7 +45,7 @@ OP_OF_CLASS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("Upsample", "UpsamplingNearest2d", "UpsamplingBilinear2d"), ops_of("interpolate")),
     "RNNCell": aten.rnn_cell.ops,
 }
-"""The ops that layers come to, where a layer is not called as its op is."""
+"""The ops of layers that do not have the name of their op."""
 PLAIN = {name.replace("_", ""): name for name in BY_NAME}
 BINARY = (*aten.add.ops, *aten.sub.ops, *aten.mul.ops, *aten.div.ops, *aten.maximum.ops, *aten.minimum.ops, "matmul")
 NUMBERED = (*aten.add.ops, *aten.mul.ops)
@@ -222,7 +222,7 @@ class Unknown(Exception):  # noqa: N818 - it says what is not known, and is caug
 
 
 def ops_of_element(element: Any) -> tuple[str, ...]:
-    """The ops that a layer or a function comes to; none if it is none of torch's."""
+    """The ops of a layer or function; none if it is none of torch's."""
     if not is_module_class(element):
         return ops_of(element) if callable(element) or isinstance(element, str) else ()
     if element.__module__.startswith(SWAPPED_IN) or not element.__module__.startswith("torch."):
@@ -277,7 +277,7 @@ def _rule(
 
 
 def _output(config: Any, written: Written, roles: Mapping[str, str], dtypes: tuple[Any, ...]) -> str:
-    """The role of what a pattern yields."""
+    """The role of a pattern's result."""
     first = next(iter(roles))
     if config.observation_type.name == SHARES:
         return f"like {first}"

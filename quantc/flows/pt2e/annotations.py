@@ -1,7 +1,7 @@
-"""Annotations as somebody left them in `node.meta`, read once into a typed table.
+"""Annotations in `node.meta`, parsed once into a typed table.
 
-Specs are known by their fields and not by their class, so those of torchao, of ExecuTorch and our own are all read, and
-none of these packages is imported. After this file nothing of the flow looks at `meta` for decisions.
+Specs are recognized by their fields and not by their class, so those of torchao, of ExecuTorch and our own all parse, and
+none of these packages is imported. Nothing of the flow reads decisions from `meta` after this module.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ Wanted = Observed | Same
 
 @dataclass
 class Annotations:
-    """What is wanted at each place of a graph, in the order of the graph, operands before results."""
+    """The requests of a graph's annotations by site, in graph order, operands before results."""
 
     wanted: dict[EdgeOrNode, Wanted] = field(default_factory=dict)
     apart: set[fx.Node] = field(default_factory=set)
-    """The nodes whose operands share nothing with other uses of the same tensor unless they are told to."""
+    """The nodes whose operands share nothing with other uses of the same tensor, unless a spec says so."""
     nodes: set[fx.Node] = field(default_factory=set)
     """Every node with an annotation that says something."""
 
@@ -83,7 +83,7 @@ class Annotations:
         """The same for a graph that was rewritten: what was said of a place is said of where it lies now."""
         if not places:
             return self
-        wanted = {places.get(place, place): _moved(found, places) for place, found in self.wanted.items()}
+        wanted = {places.get(place, place): _rename_places(found, places) for place, found in self.wanted.items()}
         return Annotations(wanted, self.apart, self.nodes)
 
     def _ties_of_tensors(self, roots: dict[EdgeOrNode, Observed]) -> Iterable[tuple[EdgeOrNode, EdgeOrNode]]:
@@ -119,7 +119,7 @@ def _group(members: list[EdgeOrNode], wanted: dict[EdgeOrNode, Wanted]) -> Group
     return Group(tuple(members), root)
 
 
-def _moved(wanted: Wanted, places: Mapping[EdgeOrNode, EdgeOrNode]) -> Wanted:
+def _rename_places(wanted: Wanted, places: Mapping[EdgeOrNode, EdgeOrNode]) -> Wanted:
     if isinstance(wanted, Same):
         return Same(places.get(wanted.place, wanted.place))
     if isinstance(wanted, Derived):
@@ -166,7 +166,7 @@ def _edge(producer: fx.Node, node: fx.Node) -> EdgeOrNode:
 
 
 def wanted_by(spec: Any, place: EdgeOrNode) -> Wanted:
-    """What a spec asks for, known by its fields."""
+    """Parse a spec by its fields."""
     if hasattr(spec, "edge_or_node"):
         return Same(spec.edge_or_node)
     if hasattr(spec, "derive_qparams_fn"):

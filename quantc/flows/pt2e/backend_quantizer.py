@@ -66,7 +66,7 @@ class BackendQuantizer(Quantizer):
         self.module_name_config: dict[str, QuantizationConfig | None] = {}
         self.filter_fn: Callable[[fx.Node], bool] | None = None
         self.left_float: dict[str, str] = {}
-        """Why ops of the last graph were left float, by node; by path and node for ops in graphs that it calls."""
+        """The reason for each float op of the last graph, by node; by path and node for ops in graphs that it calls."""
 
     @staticmethod
     def known_configs() -> list[QuantizationConfig]:
@@ -105,8 +105,8 @@ class BackendQuantizer(Quantizer):
 
     def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
         program = self._program(model)
-        chosen = list(self._chosen(model))
-        config = _quant_config(chosen, [*self._left_alone(model)])
+        chosen = list(self._configs(model))
+        config = _quant_config(chosen, [*self._skipped_nodes(model)])
         resolution = config.resolve(program)
         table = TableQuantizer(self.backend)
         program.plan = Plan(quantizer=table, config=config)
@@ -127,15 +127,15 @@ class BackendQuantizer(Quantizer):
         program = program_of(model, Tensors.SHARED)
         return Pipeline.parse("strip-dropout,fuse{arithmetic=keep},fold-constants,eliminate-dead").run(program)
 
-    def _left_alone(self, model: fx.GraphModule) -> Iterator[str]:
-        """The nodes that somebody else has annotated, and those that the filter leaves out."""
+    def _skipped_nodes(self, model: fx.GraphModule) -> Iterator[str]:
+        """The nodes that another quantizer has annotated, and those that the filter leaves out."""
         for node in model.graph.nodes:
             is_left_out = self.filter_fn is not None and node.op == "call_function" and not self.filter_fn(node)
             if Q_ANNOTATION_KEY in node.meta or is_left_out:
                 yield node.name
 
-    def _chosen(self, model: fx.GraphModule) -> Iterator[tuple[AnySelector, QuantizationConfig | None]]:
-        """What is set, the most particular last."""
+    def _configs(self, model: fx.GraphModule) -> Iterator[tuple[AnySelector, QuantizationConfig | None]]:
+        """The configs that were set, as selectors, the most specific last."""
         given = (self.operator_type_config, self.module_type_config, self.module_name_config)
         if self.global_config is None and not any(given):
             raise ConfigError(
@@ -171,7 +171,7 @@ class BackendQuantizer(Quantizer):
                 )
 
     def _why_not(self, spec: Any, roles: tuple[Role, ...]) -> str | None:
-        """Why a tensor cannot be quantized so in any of its roles; None if it can."""
+        """The reason why a tensor cannot have a spec in any of its roles; None if it can."""
         reasons = [self.backend.why_not(_spec_of(spec, role)) for role in roles]
         return None if None in reasons else reasons[0]
 

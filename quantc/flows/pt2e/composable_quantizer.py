@@ -58,7 +58,7 @@ class ComposableQuantizer(Quantizer):
                 callback(model, edge_or_node_to_obs_or_fq)
 
     def get_supported_operators(self) -> list[OperatorConfig]:  # type: ignore[override]
-        """What its members support."""
+        """The supported operators of all members."""
         return [row for quantizer in self.quantizers for row in quantizer.get_supported_operators()]
 
 

@@ -1,4 +1,4 @@
-"""What nodes of an exported graph come to that depend on nothing but the model's own tensors."""
+"""Constant evaluation: values of the nodes of an exported graph that depend on its own tensors alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Constants:
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
-        self.written = _written(module.graph)
+        self.written = _mutated_attributes(module.graph)
         self.known: dict[fx.Node, Tensor | None] = {}
 
     @torch.no_grad()
@@ -68,8 +68,8 @@ def _is_pure(node: fx.Node) -> bool:
     return not is_kept and torch.Tag.nondeterministic_seeded not in target.tags
 
 
-def _written(graph: fx.Graph) -> set[str]:
-    """The attributes that ops of a graph write to, through whatever views."""
+def _mutated_attributes(graph: fx.Graph) -> set[str]:
+    """The attributes that ops of a graph write to, directly or through views."""
     found: set[str] = set()
     for node in graph.nodes:
         pending, seen = written_operands(node), set[fx.Node]()

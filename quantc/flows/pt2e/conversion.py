@@ -1,8 +1,8 @@
-"""Quantize and dequantize ops in place of observers, in one walk, in the form that torch.compile and ExecuTorch read.
+"""Replace observers by quantize and dequantize ops, in one walk, in the form that torch.compile and ExecuTorch read.
 
-Scales are numbers in the call, or vectors that `get_attr` reads where there is one a channel. Every reader has a
-dequantize op of its own, with the metadata of that reader: who takes an op together with what it reads can do so. Scales
-that are found as the model runs are found once for all readers.
+Scales are numbers in the call, or for per-channel ones vectors read by `get_attr`. Every reader has a dequantize op of its
+own with that reader's metadata, so partitioners can take an op together with its inputs. Run-time scales are computed once
+for all readers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from quantc.spec.torch_dtypes import PER_CHANNEL, PLAIN, integer_range
 STORED = frozenset(
     {torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32, torch.float8_e5m2, torch.float8_e4m3fn}
 )
-"""What tensors are quantized to with scales known beforehand."""
+"""Storage dtypes with static qparams."""
 PORTED = ("nn_module_stack", "stack_trace", "quantization_tag")
-"""What a dequantize op has of its reader's metadata, and a quantize op of its producer's."""
+"""Metadata keys copied to a dequantize op from its reader, and to a quantize op from its producer."""
 PASS_NAME = "convert_pt2e"
 SIZES = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_size.default})
 
@@ -57,7 +57,7 @@ class _Conversion:
         if not isinstance(source, fx.Node):
             return
         if callable(getattr(observer, "convert", None)):
-            self._shown(source, observer).convert(self.module, node)  # it brings its own ops
+            self._show_constant(source, observer).convert(self.module, node)  # it brings its own ops
             return
         dtype: Any = PLAIN.get(observer.dtype, observer.dtype)
         if getattr(observer, "is_dynamic", False):
@@ -85,11 +85,11 @@ class _Conversion:
                 arguments = (float(scale), int(zero_point), *ends)
                 quantize, dequantize = self.ops.quantize_per_tensor, self.ops.dequantize_per_tensor
             quantized = self._emit(quantize.default, (source, *arguments), node, source)
-            self._dequantized(node, source, dequantize.default, (quantized, *arguments))
+            self._insert_dequantize(node, source, dequantize.default, (quantized, *arguments))
 
     def _qparams(self, node: fx.Node, source: fx.Node, observer: Any) -> tuple[Tensor, Tensor]:
-        """What an observer that has seen its tensor says. Data it must have been given, and finite ones."""
-        shown = self._shown(source, observer)
+        """The qparams of an observer. Raises if it has seen no data, or data that is not finite."""
+        shown = self._show_constant(source, observer)
         where = f"{source.name}, read by {', '.join(user.name for user in node.users)}"
         if _has_nan(inner(shown)):
             raise DataError(
@@ -112,8 +112,8 @@ class _Conversion:
             )
         return scale, zero_point
 
-    def _shown(self, source: fx.Node, observer: Any) -> Any:
-        """An observer; a copy that has seen the tensor if that is a constant and the observer has not."""
+    def _show_constant(self, source: fx.Node, observer: Any) -> Any:
+        """The observer; if it has seen nothing and its tensor is constant, a copy that has observed it."""
         if _has_range(inner(observer)) or (value := self.constants.value(source)) is None:
             return observer
         shown = copy.deepcopy(observer)
@@ -128,8 +128,8 @@ class _Conversion:
         self.module.register_buffer(f"{prefix}{number}", value.detach().clone())
         return self.graph.create_node("get_attr", f"{prefix}{number}")
 
-    def _dequantized(self, node: fx.Node, source: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
-        """A dequantize op for every reader; those that only ask for sizes share the first."""
+    def _insert_dequantize(self, node: fx.Node, source: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
+        """Insert a dequantize op for every reader; size queries share the first."""
         readers = list(node.users)
         own = [reader for reader in readers if reader.target not in SIZES] or readers[:1]
         first: fx.Node | None = None
@@ -143,7 +143,7 @@ class _Conversion:
     def _emit(
         self, target: Any, args: tuple[Any, ...], node: fx.Node, like: fx.Node, kwargs: dict[str, Any] | None = None
     ) -> fx.Node:
-        """A node that comes of an observer, with some metadata of another."""
+        """A node that replaces an observer, with some metadata of another."""
         made = self.graph.create_node("call_function", target, args, kwargs or {})
         made.meta = {key: like.meta[key] for key in PORTED if key in like.meta}
         made.meta[FROM_NODE] = [NodeSource(node, PASS_NAME, [NodeSourceAction.CREATE])]
@@ -202,13 +202,13 @@ def _meta_of_constant(node: fx.Node) -> dict[str, Any]:
 
 
 def _is_quantize(node: fx.Node) -> bool:
-    """Whether a node quantizes: by torch's op, or by one that an observer with a `convert` of its own brings."""
+    """True for quantize ops: torch's, or those of an observer with its own `convert`."""
     target = overload_of(node.target)
     return target is not None and target._schema.name.partition("::")[2].startswith("quantize_")
 
 
 def _has_range(observer: Any) -> bool:
-    """Whether an observer knows its range; one that keeps no extremes is asked when its scale is."""
+    """True if an observer has seen a range; also for one without `min_val` and `max_val`, which can only be asked for qparams."""
     low, high = getattr(observer, "min_val", None), getattr(observer, "max_val", None)
     if not isinstance(low, Tensor) or not isinstance(high, Tensor):
         return True

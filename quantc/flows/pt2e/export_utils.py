@@ -66,5 +66,5 @@ def allow_exported_model_train_eval(model: fx.GraphModule) -> fx.GraphModule:
 
 
 def model_is_exported(model: object) -> bool:
-    """Whether something is a graph that torch.export captured."""
+    """True for a graph that torch.export captured."""
     return isinstance(model, fx.GraphModule) and any("val" in node.meta for node in model.graph.nodes)

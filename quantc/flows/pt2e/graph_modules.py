@@ -1,7 +1,6 @@
 """Graph modules of this flow: copies that leave the caller's alone, and modules built of a finished graph.
 
-A graph is copied once and its module compiled once, at the end: until then it stands in a module that compiles its code
-only if somebody runs it.
+A graph is copied once and its module compiled once, at the end: until then its code is compiled only when it is run.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ def _refuse_mode(module: fx.GraphModule, mode: bool = True) -> NoReturn:
 
 
 PATH = "quantc_path"
-"""Where in `meta` the body of a loop that is being annotated has its path in the model."""
+"""Key in the `meta` of a loop body under annotation: its path in the model."""
 BODIES: dict[str, int] = {"scan": 0, "while_loop": 1}
 """The loops whose bodies are quantized like the graph around them, and which argument is the body."""
 
@@ -142,7 +141,7 @@ def tensor_at(module: nn.Module, target: str) -> torch.Tensor | None:
 
 
 def store(module: nn.Module, target: str, value: torch.Tensor) -> None:
-    """Put a tensor at a dotted name, in place of what is there."""
+    """Store a tensor at a dotted name, replacing the old value."""
     path, _, leaf = target.rpartition(".")
     holder = module.get_submodule(path) if path else module
     if isinstance(value, nn.Parameter):

@@ -1,4 +1,4 @@
-"""Why ops of an exported graph were left float: a reason for every op that computes floats and is not annotated."""
+"""Reasons for the float ops of an exported graph: one for every op that computes floats and is not annotated."""
 
 from __future__ import annotations
 

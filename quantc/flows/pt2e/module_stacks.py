@@ -1,4 +1,4 @@
-"""Which module a node of an exported graph comes from, as torch.export notes it."""
+"""The modules around a node of an exported graph, from torch.export's metadata."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def modules_around(node: fx.Node) -> Iterator[tuple[str, str]]:
 
 
 def paths_of_type(graph: fx.Graph, kind: type[nn.Module]) -> list[str]:
-    """Where in a model modules of a class are. ConfigError if there are none."""
+    """The paths of all modules of a class. Raises ConfigError if there are none."""
     wanted = f"{kind.__module__}.{kind.__qualname__}"
     found = {path: name for node in graph.nodes for path, name in modules_around(node)}
     paths = [path for path, name in found.items() if name == wanted and path]

@@ -39,7 +39,7 @@ class Norm:
 
 
 def norm_of(node: fx.Node) -> Norm | None:
-    """What a batch norm reads; None if its statistics are not kept."""
+    """Parse a batch norm node; None if it has no running statistics."""
     _, gamma, beta, mean, var, *rest = node.args
     is_training, momentum, eps = (False, *rest) if node.target is INFERENCE_NORM else rest[:3]
     if not isinstance(mean, fx.Node) or not isinstance(var, fx.Node):
@@ -49,10 +49,11 @@ def norm_of(node: fx.Node) -> Norm | None:
 
 @torch.no_grad()
 def fold_norms(module: fx.GraphModule) -> int:
-    """Fold the batch norms of an exported graph; how many there were.
+    """Fold the batch norms of an exported graph; return their number.
 
-    A norm is folded into a convolution that nobody else reads. Where several convolutions read one weight and have
-    norms of their own, each gets a weight of its own."""
+    A norm is folded into a convolution without other readers. Where several convolutions read one weight and have norms of
+    their own, each gets its own weight.
+    """
     fold = _Fold(module)
     for node in list(module.graph.nodes):
         if node.op == "call_function" and node.target in NORMS:
@@ -66,7 +67,7 @@ class _Fold:
         self.module = module
         self.count = 0
         self.made: dict[tuple[Any, ...], tuple[str, str]] = {}
-        """By what was folded: where weight and bias are."""
+        """The names of folded weights and biases, by the tensors they come from."""
         self.unread: dict[fx.Node, None] = {}
 
     def visit(self, node: fx.Node) -> None:
@@ -97,7 +98,7 @@ class _Fold:
             return  # computed as the model runs
         key = (core.target in TRANSPOSED, norm.eps, *(getattr(source, "target", None) for source in sources))
         if key not in self.made:
-            self.made[key] = self._store(core, weight, bias, _folded(core, norm.eps, values))
+            self.made[key] = self._store(core, weight, bias, _fold_weights(core, norm.eps, values))
         targets = self.made[key]
         fresh = [self._read(core, target, old) for target, old in zip(targets, (weight, bias), strict=True)]
         core.args = (x, *fresh, *rest)
@@ -110,7 +111,7 @@ class _Fold:
         return tensor_at(self.module, str(source.target)) if is_read else None
 
     def _store(self, core: fx.Node, weight: fx.Node, bias: Any, folded: tuple[Tensor, Tensor]) -> tuple[str, str]:
-        """Where the folded tensors are put: in place of the old ones, unless others read those."""
+        """Store the folded tensors and return their names: those of the old ones, unless these have other readers."""
         name, own = str(weight.target), [weight, *([bias] if isinstance(bias, fx.Node) else [])]
         if all(set(read.users) == {core} for read in own) and (name, f"{name}_bias") not in self.made.values():
             targets = (name, str(bias.target) if isinstance(bias, fx.Node) else f"{name}_bias")
@@ -144,7 +145,7 @@ class _Fold:
         self.unread[node] = None
 
     def clear(self) -> None:
-        """Erase what nobody reads any more, readers before what they read."""
+        """Erase dead nodes, readers before their operands."""
         for node in sorted(self.unread, reverse=True):
             if not node.users:
                 self.module.graph.erase_node(node)
@@ -155,7 +156,7 @@ def _rank(node: Any) -> int | None:
     return value.dim() if isinstance(value, Tensor) else None
 
 
-def _folded(core: fx.Node, eps: float, values: list[Tensor | None]) -> tuple[nn.Parameter, nn.Parameter]:
+def _fold_weights(core: fx.Node, eps: float, values: list[Tensor | None]) -> tuple[nn.Parameter, nn.Parameter]:
     weight, bias, gamma, beta, mean, var = values
     if core.target in LINEARS:
         return fuse_linear_bn_weights(weight, bias, mean, var, eps, gamma, beta)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Comparing a quantized model with the one it came from, node by node, by what torch notes of where a node comes from.
+"""Compare a quantized model with its float origin, node by node, by torch's provenance of nodes.
 
     results = compare_results(extract_results_from_loggers(reference), extract_results_from_loggers(quantized))
 
@@ -109,14 +109,14 @@ def prepare_for_propagation_comparison(model: fx.GraphModule) -> fx.GraphModule:
 
 
 def extract_results_from_loggers(model: fx.GraphModule) -> dict[NodeSourceDebugInfo, Recorded]:
-    """What was kept, by the captured node. Of several nodes that go back to one, the last counts."""
+    """The logged values by captured node. If several nodes come from one, the last counts."""
     loggers = [part for part in model.children() if isinstance(part, OutputLogger) and part.stats]
     return {part.debug_info: (part.node_name, part.nn_module_stack, part.stats) for part in loggers}
 
 
 @dataclass(frozen=True)
 class QuantizationComparisonResult:
-    """What a node yields in the quantized model and in the reference."""
+    """A node's results in the quantized model and in the reference."""
 
     actual: Any
     ref: Any
@@ -174,7 +174,7 @@ def compare_results(
             _module_path(actual_stack),
             ref_name or "",
             _module_path(ref_stack),
-            _compared(zip(actual_stats, ref_stats, strict=False)),
+            _compare_pairs(zip(actual_stats, ref_stats, strict=False)),
         )
         for info, (ref_name, ref_stack, ref_stats) in ref_results.items()
         if info in actual_results
@@ -182,7 +182,7 @@ def compare_results(
     }
 
 
-def _compared(pairs: Iterable[tuple[Any, Any]]) -> list[QuantizationComparisonResult]:
+def _compare_pairs(pairs: Iterable[tuple[Any, Any]]) -> list[QuantizationComparisonResult]:
     return [QuantizationComparisonResult(actual, ref) for actual, ref in pairs]
 
 

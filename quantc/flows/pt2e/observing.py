@@ -22,13 +22,13 @@ from quantc.nn.observers import FixedQParamsObserver, ObserverBase
 from quantc.spec.torch_dtypes import PER_CHANNEL, integer_range
 
 PREFIX = "activation_post_process_"
-"""What observers are called in a graph. Others look for this name."""
+"""Prefix of observer names in a graph, which other tools look for."""
 FROM_NODE = "from_node"
 Observers = dict[EdgeOrNode, ObserverOrFakeQuantize]
 
 
 class DerivedObserverOrFakeQuantize(ObserverBase):
-    """Gives the qparams that a function derives from those of other observers."""
+    """Derives qparams from those of other observers by a function."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class DerivedObserverOrFakeQuantize(ObserverBase):
 
 
 def make_observers(annotations: Annotations, is_qat: bool) -> Observers:
-    """An observer for every group, by all its places. Derived ones come last: they look at others."""
+    """An observer for every group, by all its sites. Derived ones come last, since they read others."""
     groups = annotations.groups()
     made: Observers = {}
     waiting = [group for group in groups if isinstance(group.root, Derived)]
@@ -71,7 +71,7 @@ def make_observers(annotations: Annotations, is_qat: bool) -> Observers:
         if not ready:
             raise _underivable(waiting[0], made)
         for group in ready:
-            made.update(dict.fromkeys(group.places, _derived(group.root, made)))
+            made.update(dict.fromkeys(group.places, _derived_observer(group.root, made)))
         waiting = [group for group in waiting if group not in ready]
     return {place: made[place] for place in annotations.wanted}
 
@@ -114,7 +114,7 @@ def _plain(root: Observed, is_qat: bool) -> ObserverOrFakeQuantize:
 
 
 def _along(make: Any, kind: Any, fields: dict[str, Any], axis: int) -> ObserverOrFakeQuantize:
-    """An observer with scales along an axis: whoever wrote it, and whatever it is called."""
+    """Make an observer with scales along an axis, of any class that takes `ch_axis`."""
     name = getattr(kind, "__name__", str(kind))
     takes = inspect.signature(kind).parameters
     if "ch_axis" not in takes and not any(each.kind is each.VAR_KEYWORD for each in takes.values()):
@@ -136,7 +136,7 @@ def _axis_lost(name: str, axis: int, why: str) -> AnnotationError:
     )
 
 
-def _derived(root: Observed, made: Observers) -> ObserverOrFakeQuantize:
+def _derived_observer(root: Observed, made: Observers) -> ObserverOrFakeQuantize:
     places = root.places if isinstance(root, Derived) else ()
     names = ("dtype", "derive_qparams_fn", "quant_min", "quant_max", "qscheme", "ch_axis")
     fields: dict[str, Any] = {name: getattr(root.spec, name, None) for name in names}
@@ -215,7 +215,7 @@ class _Insertion:
         self.module.add_module(name, observer)
         observed_by = inner(observer)
         if isinstance(observed_by, ObserverBase) and observed_by.place is None:
-            observed_by.place = _described(node)
+            observed_by.place = _describe(node)
         with node.graph.inserting_after(node) if before is None else node.graph.inserting_before(before):
             observed = node.graph.create_node("call_module", name, (node,))
         self.behind[observed] = node
@@ -223,7 +223,7 @@ class _Insertion:
         return observed
 
 
-def _described(node: fx.Node) -> str:
+def _describe(node: fx.Node) -> str:
     """A node and the module it is from, for messages."""
     *_, path = ("", *(path for path, _ in modules_around(node)))
     return f"{node.name}, of module {path}" if path else node.name

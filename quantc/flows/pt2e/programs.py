@@ -1,7 +1,7 @@
-"""An exported graph as a canonical Program, and the way back from the Program's nodes to the graph's.
+"""An exported graph as a canonical Program, and the mapping of the Program's nodes back to the graph's.
 
-Canonicalizing keeps the names of nodes, so a node of the Program stands for the exported node of that name. What has no
-such node (a no-op that was dropped, a transpose that became part of a linear) is stood for by what it reads.
+Canonicalizing keeps the names of nodes, so a node of the Program maps to the exported node of that name. A node without one
+(a no-op that was dropped, a transpose that became part of a linear) maps to its operand.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Correspondence:
     module: fx.GraphModule
 
     @cached_property
-    def _exported(self) -> dict[str, fx.Node]:
+    def _exported_nodes(self) -> dict[str, fx.Node]:
         return {node.name: node for node in self.module.graph.nodes}
 
     @cached_property
@@ -88,7 +88,7 @@ class Correspondence:
 
     def node(self, node: fx.Node) -> fx.Node | None:
         """The exported node that a node of the Program stands for; None if it is new, or in a nested graph."""
-        return self._exported.get(node.name) if node.graph is self.program.graph else None
+        return self._exported_nodes.get(node.name) if node.graph is self.program.graph else None
 
     def result(self, node: fx.Node) -> fx.Node | None:
         """The exported node whose value is that of a node of the Program: a batch norm that was folded is behind it."""
@@ -123,7 +123,7 @@ class Correspondence:
         return path
 
     def _source(self, node: fx.Node) -> object:
-        """What tells a tensor: the constant itself, or the name of the node that makes it."""
+        """Identity of a tensor: the constant itself, or the name of its defining node."""
         if node.op != "get_attr":
             return node.name
         owner = self.program.root if node.graph is self.program.graph else self.module

@@ -48,8 +48,8 @@ def prepare_qat_pt2e(model: fx.GraphModule, quantizer: Any, *, allow_empty: bool
     with paused_collector():
         owned = own_copy(model, Tensors.COPIED)
         name_results(owned.graph)
-        owned = _annotated(owned, quantizer)
-        annotations = _said(owned, quantizer, allow_empty)
+        owned = _annotate(owned, quantizer)
+        annotations = _read_annotations(owned, quantizer, allow_empty)
         _observe(owned, quantizer, annotations.moved(open_norms(owned)), is_qat=True)
         return finish_module(owned, model.meta | {PREPARED: True})
 
@@ -61,21 +61,21 @@ def _prepare(model: fx.GraphModule, quantizer: Any, allow_empty: bool, path: str
     inline_regions(owned)
     name_results(owned.graph)
     fold_norms(owned)
-    owned = _annotated(owned, quantizer)
-    _observe(owned, quantizer, _said(owned, quantizer, allow_empty), is_qat=False)
+    owned = _annotate(owned, quantizer)
+    _observe(owned, quantizer, _read_annotations(owned, quantizer, allow_empty), is_qat=False)
     for name, body in loop_bodies(owned):
         setattr(owned, name, _prepare(body, quantizer, allow_empty=True, path=f"{path}/{name}".lstrip("/")))
     return finish_module(owned, model.meta | {PREPARED: True})
 
 
-def _annotated(module: fx.GraphModule, quantizer: Any) -> fx.GraphModule:
+def _annotate(module: fx.GraphModule, quantizer: Any) -> fx.GraphModule:
     module = quantizer.transform_for_annotation(module)
     quantizer.annotate(module)
     quantizer.validate(module)
     return module
 
 
-def _said(module: fx.GraphModule, quantizer: Any, allow_empty: bool) -> Annotations:
+def _read_annotations(module: fx.GraphModule, quantizer: Any, allow_empty: bool) -> Annotations:
     annotations = read_annotations(module.graph)
     if not annotations.wanted and not allow_empty:
         reasons = getattr(quantizer, "left_float", None) or {}

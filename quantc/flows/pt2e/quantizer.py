@@ -1,7 +1,7 @@
-"""What a quantizer says of an exported graph: specs, annotations, and the class that quantizers derive from.
+"""Quantizer interface for exported graphs: specs, annotations, and the base class of quantizers.
 
-The names and fields are those of torchao, so code written for it needs another import line and nothing else. Quantizers
-written against torchao itself are taken as they are: `quantc.flows.pt2e.annotations` reads both by their fields.
+Names and fields are torchao's, so code written for it only changes its imports. Quantizers written against torchao
+itself work unchanged: `quantc.flows.pt2e.annotations` reads both by their fields.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from quantc.errors import SpecError
 
 Q_ANNOTATION_KEY = "quantization_annotation"
-"""Where in `node.meta` an annotation stands."""
+"""Key of an annotation in `node.meta`."""
 EdgeOrNode = tuple[fx.Node, fx.Node] | fx.Node
 """A place: what a node yields, or what one node reads of another, as (producer, reader)."""
 ObserverOrFakeQuantize = nn.Module
@@ -29,7 +29,7 @@ class InvalidSpecError(SpecError, ValueError):
 
 
 class QuantizationSpecBase(ABC):  # noqa: B024 - a name to ask for with isinstance, as in torchao
-    """How a tensor is to be quantized."""
+    """Base of the specs of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class QuantizationSpec(QuantizationSpecBase):
 
     dtype: torch.dtype
     observer_or_fake_quant_ctr: Any
-    """What makes the observer: a class, or what its `with_args` gives."""
+    """Factory of the observer: a class, or the result of its `with_args`."""
     quant_min: int | None = None
     quant_max: int | None = None
     qscheme: torch.qscheme | None = None
@@ -89,12 +89,12 @@ class DerivedQuantizationSpec(QuantizationSpecBase):
 
 @dataclass
 class QuantizationAnnotation:
-    """What becomes of the operands and the result of a node."""
+    """Specs of the operands and the result of a node."""
 
     input_qspec_map: dict[fx.Node, QuantizationSpecBase | None] = field(default_factory=dict)
     output_qspec: QuantizationSpecBase | None = None
     allow_implicit_sharing: bool = True
-    """Whether what it reads shares an observer with other places of the same tensor that ask for the same."""
+    """Let operands share an observer with other uses of the same tensor that request the same."""
     _annotated: bool = False
 
 
@@ -117,7 +117,7 @@ class OperatorConfig(NamedTuple):
 
 
 class Quantizer(ABC):
-    """Says how an exported graph is quantized, by annotating its nodes."""
+    """Base of quantizers, which annotate the nodes of an exported graph."""
 
     def transform_for_annotation(self, model: fx.GraphModule) -> fx.GraphModule:
         """Rewrite the graph before it is annotated, such as taking attention apart."""
@@ -139,7 +139,7 @@ class Quantizer(ABC):
 
     @classmethod
     def get_supported_operators(cls) -> list[OperatorConfig]:
-        """What the quantizer can quantize, and how. Quantizers that say nothing have an empty list."""
+        """The operators the quantizer supports, with their configs; empty by default."""
         return []
 
 

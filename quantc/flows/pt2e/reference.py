@@ -1,8 +1,8 @@
-"""The integer form of a converted graph: quantc's integer engine on what dequantize and quantize ops enclose.
+"""The integer form of a converted graph: quantc's integer engine on the ops between dequantize and quantize.
 
-A product with the clamp behind it becomes exact sums of integers and one rounding; so do sums, pools, joins and what else
-has an integer form (docs/integer-form.md has the list). All other ops stay between dequantize and quantize, which are
-spelled out in ATen.
+A matmul or convolution with the clamp behind it becomes exact integer sums and one rounding; so do sums, pools, joins and
+the other ops with an integer form (docs/integer-form.md lists them). All other ops stay between dequantize and quantize,
+which are decomposed into ATen.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def reference_form(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _give_types(program: Program) -> None:
-    """Quantize and dequantize ops come without their types, which follow from what they read."""
+    """Infer the types of quantize and dequantize ops from their operands."""
     for node in program.nodes():
         source = node.args[0] if node.args else None
         kind = tensor_type(source) if isinstance(source, fx.Node) else None
@@ -80,7 +80,7 @@ def _claim(program: Program) -> None:
 
 
 def _timing(read: list[fx.Node]) -> Timing:
-    """When the scales of what an op reads are known."""
+    """The technique of an op, from the dequantize ops it reads."""
     sources = [node.args[0] for node in read]
     if any(_is_chosen(node) for node in read):
         return Timing.DYNAMIC
@@ -89,7 +89,7 @@ def _timing(read: list[fx.Node]) -> Timing:
 
 
 def _is_chosen(node: fx.Node) -> bool:
-    """Whether the scale of a dequantize op is found as the program runs."""
+    """True if the scale of a dequantize op is computed at run time."""
     scale = node.args[1]
     return (
         isinstance(scale, fx.Node)

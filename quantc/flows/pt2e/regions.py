@@ -1,6 +1,6 @@
-"""Regions under `no_grad`, which torch.export puts into graphs of their own, back in the graph around them.
+"""Inline regions under `no_grad`, which torch.export puts into graphs of their own.
 
-Without training such a region is no different from what is around it, and a quantizer sees its ops only here.
+Without training such a region is no different from the graph around it, and quantizers see its ops only there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _inline(module: fx.GraphModule, call: fx.Node, region: fx.GraphModule) -> li
                 made[-1].meta = dict(node.meta)
                 values[node] = made[-1]
                 if node.op == "get_attr":
-                    made[-1].target = _moved(module, region, str(node.target))
+                    made[-1].target = _move_attribute(module, region, str(node.target))
     held = call.args[1]
     for user in list(call.users):
         user.replace_all_uses_with(results[user.args[1]])
@@ -68,8 +68,8 @@ def _inline(module: fx.GraphModule, call: fx.Node, region: fx.GraphModule) -> li
     return made
 
 
-def _moved(module: fx.GraphModule, region: fx.GraphModule, name: str) -> str:
-    """Where in the module around it stands what a region refers to."""
+def _move_attribute(module: fx.GraphModule, region: fx.GraphModule, name: str) -> str:
+    """Move a region's attribute into the enclosing module; return its new name."""
     value, free, number = attribute(region, name), name.replace(".", "_"), 0
     while (taken := attribute(module, free)) is not None and taken is not value:
         number += 1

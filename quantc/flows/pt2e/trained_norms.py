@@ -109,7 +109,7 @@ class _Opened:
     core: fx.Node
     scaled: fx.Node
     scale: fx.Node
-    """What the norm multiplies by, zeros included."""
+    """The norm's multiplier per channel, zeros included."""
     zeros: fx.Node | None
     bias: fx.Node | None
 
@@ -122,7 +122,7 @@ def close_norms(module: fx.GraphModule) -> int:
     constants = Constants(module)
     found = 0
     for node in list(module.graph.nodes):
-        opened = _opened(module, node) if node.op == "call_function" and node.target in NORMS else None
+        opened = _match_form(module, node) if node.op == "call_function" and node.target in NORMS else None
         norm = norm_of(node) if opened is not None else None
         if opened is None or norm is None:
             continue
@@ -146,7 +146,7 @@ def _tensor(module: fx.GraphModule, node: fx.Node | None) -> Any:
     return None if node is None else tensor_at(module, str(node.target))
 
 
-def _opened(module: fx.GraphModule, node: fx.Node) -> _Opened | None:
+def _match_form(module: fx.GraphModule, node: fx.Node) -> _Opened | None:
     if node.target is INFERENCE_NORM:
         return None
     result, bias = node.args[0], None

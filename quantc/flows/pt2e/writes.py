@@ -1,7 +1,7 @@
 """Writes in place in an exported graph, which training IR keeps: `relu_`, `copy_`, `out=`.
 
-An observer gives way to a quantize op, which copies. So a tensor that is written to after it was made is observed right
-before each reader, with what it holds by then, and what others see of a write is written to the tensor itself.
+An observer becomes a quantize op, which copies. So a tensor that changes after its definition is observed right before each
+reader, with its contents at that point, and writes that others see go to the tensor itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def drop_guards(graph: fx.Graph) -> None:
 
 
 def may_write(graph: fx.Graph) -> bool:
-    """Whether an op of a graph writes, or calls another graph, which may."""
+    """True if an op of a graph writes, or calls another graph, which may write."""
     return any(
         isinstance(node.target, HigherOrderOperator) or bool(writes(node.target))
         for node in graph.nodes
@@ -52,7 +52,7 @@ def name_results(graph: fx.Graph) -> int:
             if (name := latest.get(operand)) is not None:
                 node.replace_input_with(operand, name)
                 count += 1
-        target = _given_back(node)
+        target = _result_operand(node)
         if target is not None:
             names[node] = [*names.pop(target, []), target]
             for name in names[node]:
@@ -61,7 +61,7 @@ def name_results(graph: fx.Graph) -> int:
 
 
 def written_operands(node: fx.Node) -> list[fx.Node]:
-    """What an ATen call writes to, given by position or, as `out=`, by name."""
+    """The operands an ATen call writes to, given by position or, as `out=`, by name."""
     places = writes(node.target) if node.op == "call_function" else ()
     given = _by_position(node) if places else ()
     return [
@@ -69,8 +69,8 @@ def written_operands(node: fx.Node) -> list[fx.Node]:
     ]
 
 
-def _given_back(node: fx.Node) -> fx.Node | None:
-    """The one operand that a node writes to and yields."""
+def _result_operand(node: fx.Node) -> fx.Node | None:
+    """The operand that a node writes to and returns, if there is one alone."""
     operands = written_operands(node)
     if len(operands) != 1 or len(node.target._schema.returns) != 1:  # type: ignore[union-attr]
         return None
@@ -86,7 +86,7 @@ def _by_position(node: fx.Node) -> tuple[Argument, ...]:
 
 @dataclass
 class Writes:
-    """Which tensors of a graph change after they were made, as the graph stands when this is made."""
+    """Mutation analysis: the tensors of a graph that change after their definition, as the graph stands at construction."""
 
     changing: set[fx.Node] = field(default_factory=set)
     """They are written to later on."""
@@ -94,7 +94,7 @@ class Writes:
     """For each node that writes, what it must be given itself, since others see the write."""
 
     def is_kept(self, node: fx.Node, operand: fx.Node) -> bool:
-        """Whether a node must read a tensor itself and no copy: it writes there, or yields a view of what changes."""
+        """True if a node must read the tensor itself, not a copy: it writes to it, or yields a view of a tensor that changes."""
         if operand in self.kept.get(node, ()):
             return True
         is_view = may_alias(node.target) and not writes(node.target) and node.op == "call_function"

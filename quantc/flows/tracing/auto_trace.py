@@ -57,7 +57,7 @@ class Interception(TorchFunctionMode):
                 return open_function(func)(*args, **kwargs)
         if kind is Kind.HOOKED or (run.trace.phase is not Phase.CONVERTED and kind is not Kind.QUERY):
             with torch._C.DisableTorchFunctionSubclass():
-                return self._hooked(func, args, kwargs)
+                return self._call_hooked(func, args, kwargs)
         if kind is Kind.MEMORY:
             run.hand_out(tensors_in(on_floats((args, kwargs), floats_of)))
         if not types:
@@ -68,7 +68,7 @@ class Interception(TorchFunctionMode):
             return args[0]
         return copy_elements(func, args, kwargs) if kind is Kind.COPY else call_on_floats(func, args, kwargs)
 
-    def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
         state = run.frame.state
         phase = run.trace.phase
@@ -111,7 +111,7 @@ class Intercepted:
                 output = super().__call__(*args, **kwargs)  # type: ignore[misc]
             run.frame.last = state.path  # as when it was traced
             return output
-        run.frame = _entered(state, run.frame, run, place_of_call(2))
+        run.frame = _enter(state, run.frame, run, place_of_call(2))
         try:
             args, kwargs = state.module_before_hook(args, kwargs, run)
             if run.is_live and has_hooks(self):
@@ -188,7 +188,7 @@ class InterceptedLeaf(Intercepted):
 
 
 def has_hooks(module: Any) -> bool:
-    """Whether a module has hooks of its user's, so that it must be called as torch calls it."""
+    """True if a module has hooks of the user's, so that it must be called through `Module.__call__`."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
@@ -227,7 +227,7 @@ def intercepted_class(cls: type[nn.Module], is_leaf: bool = False) -> type[nn.Mo
 
 
 def is_leaf_class(cls: type) -> bool:
-    """Whether a class is one of torch.nn's own that makes its calls itself."""
+    """True for classes of torch.nn that call functions themselves, rather than other modules."""
     holds_others = (nn.Sequential, nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
     layers = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
     return cls.__module__.startswith("torch.nn.modules") and not issubclass(cls, holds_others + layers)
@@ -240,7 +240,7 @@ def own_class(cls: type) -> type:
     )
 
 
-def _entered(state: AutoQuantizationState, outer: Frame, run: Run, place: Key) -> Frame:
+def _enter(state: AutoQuantizationState, outer: Frame, run: Run, place: Key) -> Frame:
     """The frame of a module that is called from another."""
     steps: list[int] | None = [] if run.recording is not None else None
     if outer.context is None:
@@ -306,21 +306,21 @@ def _refuse_backward(where: str) -> None:
 
 
 def _for_hooks(module: Any, args: Any, kwargs: Any, path: str, run: Run) -> Any:
-    """What a module with hooks is called with in training: floats, which have gradients, for tensors that were written in place.
-    What lies inside of a fused op has none for backward hooks."""
+    """The arguments of a module with hooks, in training: floats, which have gradients, for tensors that were written in place.
+    Values inside a fused op have none, so backward hooks on them are refused."""
     watches = bool(module._backward_hooks or module._backward_pre_hooks) and torch.is_grad_enabled()
     if watches and any(type(value_of(x)) is Stage for x in tensors_in((args, kwargs))):
-        raise _refused_hook(path, run)
+        raise _hook_error(path, run)
     return on_floats((args, kwargs), lambda x: floats_of(x) if isinstance(x, Tensor) and value_of(x) is None else x)
 
 
 def _refuse_backward_hooks(error: RuntimeError, path: str, run: Run) -> None:
-    """Say why torch cannot watch the gradients of what a module gives: it lies inside of a fused op, or was written in place."""
+    """Refuse a hook on gradients that torch cannot watch: they are inside a fused op, or of a tensor that was written in place."""
     if "setting up backward hooks" in str(error):
-        raise _refused_hook(path, run) from error
+        raise _hook_error(path, run) from error
 
 
-def _refused_hook(path: str, run: Run) -> InputError:
+def _hook_error(path: str, run: Run) -> InputError:
     return run.refuse(
         InputError(
             f"{path} has a backward hook, and begins or ends within a fused op, or with a call in place: there is no tensor "
@@ -342,7 +342,7 @@ def _refuse_gradients(args: Any, kwargs: Any) -> None:
 
 
 def _refuse_numbers(module: nn.Module, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse NaN and infinity; the latter not in what may be a mask."""
+    """Refuse NaN and infinity, except infinity in a possible mask."""
     for index, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.is_meta:
             continue
@@ -351,7 +351,7 @@ def _refuse_numbers(module: nn.Module, run: Run, args: tuple[Any, ...], kwargs: 
 
 
 def _name_of_input(module: nn.Module, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What `forward` calls the argument that a flat input is part of."""
+    """The name of the `forward` argument that a flat input belongs to."""
     paths = [path for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]]
     place = [getattr(key, "idx", getattr(key, "key", None)) for key in paths[index]]
     if place[0] == 1:
@@ -372,10 +372,11 @@ def add_auto_observation(
     trace: Trace,
     leaves: Collection[str] = (),
 ) -> Recording:
-    """Have the calls of a model intercepted, and trace it with examples: `first_call` captures, later calls observe.
+    """Intercept the calls of a model, and trace it with examples: `first_call` captures, later calls observe.
 
-    Each module that holds others gets an `AutoQuantizationState` as a child; the model itself is changed. Of the modules
-    called `leaves` nothing is seen but that they are called."""
+    Each module that holds others gets an `AutoQuantizationState` as a child; the model itself is changed. Calls of the modules
+    named in `leaves` are recorded, and nothing inside them.
+    """
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.ModuleList | nn.ModuleDict | torch.jit.ScriptModule):
             continue  # never called, or not Python
@@ -402,7 +403,7 @@ def add_auto_observation(
 
 
 def add_auto_convert(model: nn.Module, trace: Trace, program: Any) -> nn.Module:
-    """Have the intercepted calls of a model run quantized: what was prepared is put in their place."""
+    """Run the intercepted calls of a model quantized, by the converted program."""
     trace.converted(program)
     for parameter in model.parameters():
         if parameter.is_leaf:

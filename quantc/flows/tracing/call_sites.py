@@ -1,5 +1,5 @@
-"""Where in a model a call is made: the modules it is inside of, each with the place it was called from, and the place
-of the call itself. Two turns of a loop are one place; two lines that call the same module are two."""
+"""Call sites: the chain of module calls around a call, each with its own call site, and the instruction of the call.
+All iterations of a loop are one site; two lines that call the same module are two."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 Key = tuple[Any, ...]
 START, END = -1, -2
-"""What comes before the first step of a module, and after its last."""
+"""Sentinels before the first step of a module and after its last."""
 FIRST_CHILD = -3
 BOUNDARIES: set[int] = set()
 """The code, by id, of the functions that intercept a call of a module: what is beyond belongs to the module around it."""
@@ -48,7 +48,7 @@ class OpSite:
     leaf: str = ""
     """The module of torch.nn that makes the call, by its path."""
     is_product: bool = False
-    """Whether it is an op that is quantized for its own sake: control flow over it is watched."""
+    """True for an op quantized for its own sake: control flow over it is checked."""
     checked: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     """The attributes of modules of torch.nn, by the id of these, with which they were seen to make the call that was recorded."""
 
@@ -58,7 +58,7 @@ class OpSite:
             self.checked[id(module)] = (module, *vars(module).values())
 
     def is_as_checked(self, module: Any) -> bool:
-        """Whether the module is as it was then, so that it would make the same call."""
+        """True if the module's attributes are those it had then, so that it makes the same call."""
         held = self.checked.get(id(module), ())
         now = vars(module).values()
         return len(held) == len(now) + 1 and all(map(is_, held, chain((module,), now)))
@@ -79,7 +79,7 @@ class Context:
     sequences: dict[tuple[int, ...], None] = field(default_factory=dict)
     """The steps that were seen, run by run: numbers of calls, and of the modules that were called."""
     steps: dict[int, frozenset[int]] = field(default_factory=dict)
-    """Which steps may follow a step."""
+    """The successors of each step."""
     leaves: dict[Key, OpSite] = field(default_factory=dict)
     """Once it is converted: the calls of modules of torch.nn that are nothing but one call of a quantized op."""
 
@@ -107,7 +107,7 @@ _CALLS: dict[int, tuple[CodeType, dict[int, int]]] = {}
 
 
 def _instruction(frame: FrameType) -> int:
-    """Where a function is. Python 3.11 makes a call in two halves, and calls of builtins in the first once it has seen some."""
+    """The instruction offset of a frame. Python 3.11 splits a call in two instructions, and reports either."""
     code = frame.f_code
     known = _CALLS.get(id(code))
     if known is None:

@@ -25,7 +25,7 @@ from quantc.support.sqnr import Noise, as_data, format_sqnr
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """What one call gave."""
+    """The results of one call."""
 
     site: OpSite
     module: str
@@ -42,16 +42,16 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """One place where a torch function is called that is quantized, or part of what is. SQNR is in dB: infinite where both models agree to the last bit."""
+    """A call site that is quantized, or part of a quantized op. SQNR is in dB: infinite where both models agree to the last bit."""
 
     op: str
     module: str
     """The path of the module that calls it."""
     source: str
     calls: int
-    """How often it was called, over all batches."""
+    """The number of calls over all batches."""
     sqnr: float
-    """Of what it gives in the converted model: everything before it counts too."""
+    """Of its result in the converted model, with the error of everything before it."""
 
     def to_data(self) -> dict[str, Any]:
         return {**asdict(self), "sqnr": as_data(self.sqnr)}
@@ -101,10 +101,10 @@ class CallComparison:
 
 
 def compare(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> CallComparison:
-    """Run a prepared model and what `convert` made of it on batches, and say call by call how far apart they are.
+    """Run a prepared model and its converted form on batches; compare them call by call.
 
-    A batch is what `prepare` takes for an example. Both run as copies: neither statistics nor buffers change. Where the
-    two take different ways, because the model looks at numbers, a batch counts up to there, and a note says so.
+    A batch has the form of an example of `prepare`. Both run as copies: neither statistics nor buffers change. Where the two
+    take different paths, because the model branches on numbers, a batch counts up to there, and a note says so.
     """
     reference, quantized = copy_model(prepared), copy_model(converted)
     states = state_of(reference), state_of(quantized)
@@ -128,8 +128,8 @@ def compare(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) -
     for batch in batches:
         (args, kwargs), count = examples_in([batch])[0], count + 1
         with torch.random.fork_rng(devices=[]):  # both draw the same numbers
-            expected, result = _logged(reference, args, kwargs)
-        found, other = _logged(quantized, args, kwargs)
+            expected, result = _log_calls(reference, args, kwargs)
+        found, other = _log_calls(quantized, args, kwargs)
         whole.add(tensors_in(result), tensors_in(other))
         parted += not _add(totals, expected, found)
     if not count:
@@ -142,8 +142,8 @@ def compare(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) -
     return CallComparison(type(prepared).__name__, count, whole.sqnr, tuple(rows), notes)
 
 
-def _logged(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Logged], Any]:
-    """What each call of a model gives that is quantized, and what the model gives. The arguments are copied: it may write to them."""
+def _log_calls(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Logged], Any]:
+    """The result of each quantized call of a model, and of the model. The arguments are copied, since the model may write to them."""
     made: list[Logged] = []
     units = state_of(model).trace.units
 

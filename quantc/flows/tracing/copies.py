@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 _OF_TORCH = frozenset(vars(nn.Module()))
-"""What every module has, under these names."""
+"""Attributes of every `nn.Module`."""
 _OURS = frozenset({"_auto_quant_path"})
 
 

@@ -71,7 +71,7 @@ def extract_program(
             as_bytes[old] = made
         else:
             copied[old] = made
-    for node in _needed(last, {nodes[operand] for operand in operands}, on_grids, program):
+    for node in _nodes_between(last, {nodes[operand] for operand in operands}, on_grids, program):
         found = grid_read(node)
         if found is not None and found[0] in as_bytes and found[1] == on_grids.get(found[0].name):
             copied[node] = graph.node_copy(node, dict.fromkeys(node.all_input_nodes, as_bytes[found[0]]).__getitem__)
@@ -90,8 +90,10 @@ def extract_program(
     return made_of
 
 
-def _needed(last: fx.Node, operands: set[fx.Node], on_grids: Mapping[str, Grid], program: Program) -> list[fx.Node]:
-    """All that is computed between operands and the last node, in order."""
+def _nodes_between(
+    last: fx.Node, operands: set[fx.Node], on_grids: Mapping[str, Grid], program: Program
+) -> list[fx.Node]:
+    """The nodes between operands and the last node, in topological order."""
     found: set[fx.Node] = set()
     pending = [last]
     while pending:
@@ -137,7 +139,7 @@ class Compute:
         self.wants_order = any(self.in_order)
 
     def on_kernel(self, *operands: Tensor) -> Any:
-        """Call the one kernel, bound with what it has packed. Weights that are loaded are packed anew, and bound anew."""
+        """Call the single kernel, bound with its packed weights. Newly loaded weights are packed and bound again."""
         kernel = self.kernel
         packed = kernel._packed
         if packed is not None and packed is self.packed:
@@ -149,10 +151,10 @@ class Compute:
 
     step: Any = None
     packed: Any = None
-    """What `step` is bound with."""
+    """The packed weights that `step` is bound with."""
 
     def leave_order(self) -> None:
-        """Give results as they come to lie in memory: who reads them here takes them so."""
+        """Leave results in the kernel's memory format: their readers here accept any."""
         last = self.body.graph.output_node().all_input_nodes[0]
         if last.op == "call_module" and isinstance(kernel := self.body.get_submodule(str(last.target)), Kernel):
             kernel.in_order = False
@@ -195,7 +197,7 @@ def _only_kernel(module: fx.GraphModule) -> Any:
 
 
 def _takes_any_order(module: fx.GraphModule, reader: fx.Node) -> bool:
-    """Whether a node reads tensors as they lie in memory."""
+    """True if a node accepts any memory format."""
     if reader.op == "call_module":
         kernel = module.get_submodule(str(reader.target))
         return isinstance(kernel, Kernel) and kernel.any_order

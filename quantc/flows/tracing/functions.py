@@ -1,4 +1,4 @@
-"""Which torch functions are looked at, and how: by their names, since one op has many spellings."""
+"""Classify the torch functions that are intercepted, by name, since one op has many spellings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quantc.ir.op_row import Family
 
 
 class Kind(Enum):
-    """What a torch function is to the quantized model."""
+    """The ways to treat a torch function in a quantized model."""
 
     OTHER = "runs untouched"
     QUERY = "asks about a tensor without looking at its numbers"
@@ -37,9 +37,9 @@ PRODUCTS = frozenset(
         *ops_in(Family.LOOKUP, Family.RECURRENT, Family.RECURRENT_CELL),
     }
 )
-"""Calls that are quantized for their own sake, if they have a parameter of the model."""
+"""Calls that are quantized on their own account, if they have a parameter of the model."""
 COPIES = frozenset({"cat", "concat", "stack", "clone", "flip", "roll"})
-"""Calls that move elements, and whose results never share memory with what they are given."""
+"""Calls that move elements, and whose results never share memory with their arguments."""
 DROPOUT = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
 MODES: dict[str, tuple[int, tuple[str, ...], bool, tuple[tuple[Any, ...], ...]]] = {
     **dict.fromkeys((*DROPOUT, *(f"{name}_" for name in DROPOUT)), (2, ("training", "train"), True, ())),
@@ -47,8 +47,8 @@ MODES: dict[str, tuple[int, tuple[str, ...], bool, tuple[tuple[Any, ...], ...]]]
     "rrelu": (3, ("training",), False, ()),
     **dict.fromkeys(ops_in(Family.RECURRENT), (6, ("train",), False, ())),
 }
-"""Functions that compute otherwise in training: where they are told so, by which keywords, what holds if they are not told, and
-where the arguments are that torch's own modules give them by the mode as well."""
+"""Functions that compute differently in training: position, keywords and default of their mode argument, and paths of the
+arguments that torch's own modules choose by the mode as well."""
 OPENED: tuple[Callable[..., Any], ...] = (torch.nn.functional.multi_head_attention_forward,)
 QUERIES = frozenset(
     {
@@ -64,7 +64,7 @@ ATTRIBUTES = frozenset(
     }
 )  # fmt: skip
 SHAPES = frozenset({"shape", "ndim", "size", "dim", "ndimension", "numel", "nelement", "__len__", "layout"})
-"""Queries that what stands for a tensor answers as well."""
+"""Queries that a placeholder answers as its tensor would."""
 MEMORY = frozenset(
     {
         "numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "_typed_storage", "data_ptr",
@@ -76,24 +76,24 @@ MEMORY = frozenset(
 
 
 def name_of(func: Any) -> str:
-    """What a torch function is called; for an attribute, what that is called."""
+    """The name of a torch function; for the getter or setter of an attribute, the attribute's name."""
     name: str = getattr(func, "__name__", "").partition(".")[0]
     return getattr(getattr(func, "__self__", None), "__name__", "") if name in ("__get__", "__set__") else name
 
 
 def is_query(func: Any) -> bool:
-    """Whether a call asks about a tensor without looking at its numbers."""
+    """True for a query of a tensor's metadata, which reads no elements."""
     name = getattr(func, "__name__", "")
     return name_of(func) in ATTRIBUTES if name == "__get__" else name in QUERIES
 
 
 def hands_out_memory(func: Any) -> bool:
-    """Whether what a function gives can be written through without torch seeing it."""
+    """True if the result of a function exposes memory, so that writes to it bypass torch."""
     return name_of(func) in MEMORY
 
 
 def kind_of(func: Any, hooked: frozenset[str]) -> Kind:
-    """What a function is, given the names of those that were seen to be quantizable."""
+    """The kind of a function, given the names of the quantizable ones."""
     if is_query(func):
         return Kind.QUERY
     if func in OPENED:
@@ -109,7 +109,7 @@ def kind_of(func: Any, hooked: frozenset[str]) -> Kind:
 
 
 def writes_first(func: Any) -> bool:
-    """Whether a function writes to its first argument, or gives it another shape, in place."""
+    """True for in-place functions, by name: `add_`, `__iadd__`."""
     name = name_of(func)
     is_special = name.startswith("__") and name.endswith("__")
     return (
@@ -120,7 +120,7 @@ def writes_first(func: Any) -> bool:
 
 
 def says_it_writes(func: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a call says that it writes: by `out=`, or by its schema."""
+    """True if a call declares that it writes: by `out=`, or by its schema."""
     if kwargs.get("out") is not None:
         return True
     schema = getattr(func, "_schema", None)
@@ -130,14 +130,14 @@ def says_it_writes(func: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def is_product(func: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call multiplies with a parameter."""
+    """True for a call of `PRODUCTS` with a parameter."""
     if getattr(func, "__name__", "") not in PRODUCTS:
         return False
     return any(isinstance(leaf, nn.Parameter) for leaf in pytree.tree_leaves((tuple(args), kwargs)))
 
 
 def gives_back(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of dropout does nothing: then torch gives the very tensor that it is given."""
+    """True for dropout in inference, which returns its argument itself."""
     return (args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))) is False
 
 
@@ -153,7 +153,7 @@ class ModeArgument:
 
 
 def mode_argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModeArgument | None:
-    """The argument by which a call is told the mode; None if it computes the same in both."""
+    """The mode argument of a call; None if it computes the same in both modes."""
     if (row := MODES.get(name_of(func))) is None:
         return None
     index, names, default, follow = row

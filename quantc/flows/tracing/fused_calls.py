@@ -1,8 +1,8 @@
 """Calls that are part of one fused op.
 
-The op runs when its last operand is there. Calls before that, and those whose work it has done already, give stages: what a
-stage is made of (bytes, private copies of floats, weights that are held to be what they were) never changes, so that it does not
-matter when somebody looks at it, or whether the next call of the fused op comes at all.
+The op runs when its last operand is there. Earlier calls, and those whose work it has done already, return stages. The parts
+of a stage (bytes, private copies of floats, weights checked for changes) are immutable, so it can be read at any time, even if
+the next call of the fused op never comes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quantc.flows.tracing.traced_tensor import Buffer, Levels, Traced, call_on_f
 
 @dataclass(slots=True, eq=False)
 class Stage:
-    """What a call inside of a fused op gives."""
+    """Placeholder for an intermediate result inside a fused op."""
 
     unit: Unit
     call: int
@@ -35,9 +35,9 @@ class Stage:
     kwargs: dict[str, Any]
     """The arguments: values, private floats, and weights."""
     operands: dict[int, Any]
-    """What the fused op has been given so far."""
+    """The operands of the fused op so far."""
     result: Any
-    """What the fused op gave, once it ran: bytes, or floats that nobody else has."""
+    """The result of the fused op, once it ran: bytes, or floats that are not shared."""
     shape: torch.Size
     dtype: torch.dtype
     autocast: torch.dtype | None
@@ -45,10 +45,10 @@ class Stage:
     check: Callable[[], None]
     """Refuses weights that are other ones by now."""
     has_grads: bool = False
-    """Whether gradients were enabled where it was called."""
+    """Grad mode at the call."""
 
     def floats(self) -> Tensor:
-        """What the function itself gives, of what the fused op was given."""
+        """The result of the function itself, computed in float from the operands of the fused op."""
         self.check()
         args, kwargs = pytree.tree_map(_floats, (self.args, self.kwargs), is_leaf=_is_value)
         if self.call in self.unit.in_place and isinstance(args[0], Tensor):
@@ -84,7 +84,7 @@ def _stages(unit: Unit, number: int, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _operands(unit: Unit, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any] | None:
-    """What a call gives the fused op to read; None if that is not what it was recorded with."""
+    """The operands that a call contributes to the fused op; None if they do not match the recording."""
     found: dict[int, Any] = {}
     for index, path in unit.by_call.get(number, ()):
         x = found[index] = reach(args, kwargs, path)
@@ -94,7 +94,7 @@ def _operands(unit: Unit, number: int, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _may_be(x: Tensor, dtype: torch.dtype | None) -> bool:
-    """Whether a tensor is of the dtype that was recorded. Under autocast floats may be of two."""
+    """True if a tensor has the recorded dtype. Under autocast, float32 and the autocast dtype match each other."""
     value = value_of(x)
     found = floats_of(x).dtype if value is None else value.dtype
     if dtype is None or found is dtype:
@@ -103,8 +103,8 @@ def _may_be(x: Tensor, dtype: torch.dtype | None) -> bool:
     return torch.is_autocast_enabled("cpu") and found in both and dtype in both
 
 
-def _kept(args: Any, known: dict[int, Any], run: Run) -> Any:
-    """Arguments as they are now, for who looks later; `known` are those that are kept already, by id."""
+def _keep_arguments(args: Any, known: dict[int, Any], run: Run) -> Any:
+    """A snapshot of arguments, for later reads; `known` holds earlier snapshots by id."""
 
     def now(x: Any) -> Any:
         if isinstance(x, Tensor):
@@ -153,12 +153,12 @@ def advance(unit: Unit, number: int, func: Callable[..., Any], args: Any, kwargs
         shape, dtype = run.looks_of(number, func, args, kwargs, autocast)
     made: Any
     if number != unit.members[-1]:
-        given = _kept(args, known, run), _kept(kwargs, known, run) if kwargs else kwargs
+        given = _keep_arguments(args, known, run), _keep_arguments(kwargs, known, run) if kwargs else kwargs
         made = Stage(unit, number, func, *given, operands, result, shape, dtype, autocast, run.check_weights, grads)
     else:
         made = _result(unit, result, dtype)
     if number in unit.in_place:
-        made = _written(target, made, partial(func, target, *args[1:], **kwargs), number in unit.passive, run)
+        made = _write_back(target, made, partial(func, target, *args[1:], **kwargs), number in unit.passive, run)
     elif not isinstance(made, Tensor):
         made = make_traced(made)
     run.gives(unit, number, made, result)
@@ -166,7 +166,7 @@ def advance(unit: Unit, number: int, func: Callable[..., Any], args: Any, kwargs
 
 
 def _result(unit: Unit, result: Any, dtype: torch.dtype) -> Any:
-    """What the last call of a fused op gives. Another call from there gives a tensor of its own."""
+    """The result of the last call of a fused op, in the given dtype, not aliased with that of another call."""
     if type(result) is Levels:
         return result if dtype is result.dtype else Levels(result.levels, result.grid, dtype)
     made = result.clone() if unit.is_fused or unit.yielded else result
@@ -231,8 +231,8 @@ def follow(unit: Unit, number: int, func: Callable[..., Any], x: Any, run: Run) 
     return x
 
 
-def _written(x: Any, made: Any, call: partial[Any], is_passive: bool, run: Run) -> Any:
-    """Let a tensor be what a call in place has made of it. If it has memory, it is written there."""
+def _write_back(x: Any, made: Any, call: partial[Any], is_passive: bool, run: Run) -> Any:
+    """Store the result of an in-place call in its tensor, in the memory of its floats if it has any."""
     is_value = not isinstance(made, Tensor)
     if type(x) is Traced and (x._quantc_buffer is None or is_passive):
         x._quantc_value = made if is_value else None

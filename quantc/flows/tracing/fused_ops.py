@@ -1,4 +1,4 @@
-"""What is run where the model calls an op: fused ops, each over the calls that it does the work of."""
+"""Fused ops: each replaces one or several calls of the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quantc.qat.fake_quantize_insertion import MODES, NORMS
 from quantc.qdq.ops import belongs_to_qdq
 
 Path = tuple[Any, ...]
-"""How to find a tensor among the arguments of a call: 0 for positional ones or 1 for keywords, then keys."""
+"""Path of a tensor in the arguments of a call: 0 for positional ones or 1 for keywords, then keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Derived:
     sources: tuple[str, ...]
     """The parameters and buffers that it is computed of, by name."""
     digest: str
-    """Of what it was."""
+    """Digest of the recorded value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +43,27 @@ class CallFacts:
     reads: tuple[str, ...]
     """The node of each tensor that it was given, by name."""
     parameters: tuple[str, ...]
-    """What each is called in the model, if it is a parameter or buffer."""
+    """The name of each in the model; empty unless it is a parameter or buffer."""
     paths: tuple[Path, ...]
-    """Where among its arguments these are."""
+    """The path of each in the arguments."""
     makes: tuple[str, ...]
     fixed: tuple[tuple[Path, Any], ...]
     """Its other arguments."""
     gives_first: bool
-    """Whether it gives the very tensor that it is given first, written to or not."""
+    """True if it returns its first argument itself, written to or not."""
     gives_view: bool
-    """Whether it gives another tensor that shares memory with one it is given."""
+    """True if it returns a view of an argument."""
     writes_others: bool
-    """Whether it writes to any other tensor: `out=`, lists of tensors."""
+    """True if it writes to other tensors: `out=`, lists of tensors."""
     is_used: bool
-    """Whether anything reads what it gave."""
+    """True if its result is read."""
     derived: tuple[Derived, ...] = ()
-    """Those of the tensors that were computed of parameters alone."""
+    """The tensors among them that are computed from parameters alone."""
     computes: bool = True
-    """Whether it is part of what is computed, before anything is folded: a cast to the dtype that is there, or dropout in inference,
-    gives what it is given, and what nobody reads comes to nothing."""
+    """False for no-ops and dead code, before constant folding: a cast to the dtype at hand, dropout in inference, an unread
+    result."""
     may_fold: bool = False
-    """Whether the op that it is can be made part of a convolution or linear before it."""
+    """True if its op can be folded into the convolution or linear before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Operand:
     """The node that makes it, by name."""
     dtype: torch.dtype | None
     groups: tuple[str, ...] = ()
-    """What is to be observed of it."""
+    """The groups that observe it."""
 
 
 @dataclass(eq=False)
@@ -94,7 +94,7 @@ class Unit:
     constants: dict[int, list[tuple[Path, str]]]
     """Parameters and buffers that each call must be given, and where."""
     links: dict[int, list[tuple[Path, str]]]
-    """What each call must be given of other members: where, and the node that makes it."""
+    """The arguments of each call that come from other members: path, and defining node."""
     makes: dict[int, str]
     """The node that each call makes, by name."""
     in_place: frozenset[int]
@@ -102,7 +102,7 @@ class Unit:
     passive: frozenset[int]
     """The calls that compute nothing."""
     derived: dict[int, list[tuple[Path, Derived]]]
-    """What calls must be given that is computed of parameters: where, and what it was."""
+    """The arguments of calls that are computed from parameters: path, and recorded value."""
     own: frozenset[str] = frozenset()
     """Its nodes in the prepared program, by name."""
     is_product: bool = False
@@ -119,13 +119,13 @@ class Unit:
     that op has computed it."""
     trained_root: str = ""
     yielded: str = ""
-    """In training: what rounds its result for all who read it, by name; empty where each who reads it rounds it."""
+    """In training: the fake quantizer of its result, by name; empty if each reader has its own."""
     modes: dict[int, list[str]] = field(default_factory=dict)
     """In training: the modules of the program that follow the mode of a call, by name."""
     reading: tuple[int, ...] = ()
     """The operands that are computed with: each tensor once, in order."""
     direct: Compute | None = None
-    """What computes it from bytes on its grids, once it was needed."""
+    """The computation from bytes on its own grids, built on first use."""
     _building: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class Unit:
         self.trigger = max((operand.call for operand in self.operands), default=self.members[0])
 
     def fake_quantizers(self, program: Program) -> list[str]:
-        """What rounds its operands in training, by the last part of the name. Weights with a norm are brought back after it."""
+        """The fake quantizers of its operands, by the last part of their names; weights with a norm are read behind it."""
         found: dict[str, None] = {}
         pending = [node for name in sorted(self.own) for node in program.node(name).all_input_nodes]
         while pending:
@@ -175,7 +175,7 @@ class Unit:
                 rounders.setdefault(getattr(node.args[0], "name", ""), node)
         self.rounders = tuple(rounders.get(name) for name in self.trained_values)
         self.trained_root = _with_norm(nodes[self.root]).name if self.root in self.own else self.root
-        self.yielded = self._yielded(program, nodes[self.trained_root])
+        self.yielded = self._result_quantizer(program, nodes[self.trained_root])
         calls = {name: call for call, name in self.makes.items()}
         for name in self.own:  # an op of several results is none of them
             if isinstance(origin := program.origins.get(nodes[name]), SeenAt):
@@ -187,8 +187,8 @@ class Unit:
             if node.op == "call_module" and holder in (NORMS, MODES) and call is not None:
                 self.modes.setdefault(call, []).append(str(node.target))
 
-    def _yielded(self, program: Program, last: fx.Node) -> str:
-        """What rounds its result, if the plan has the op give it rounded, and nobody reads it in a finer form."""
+    def _result_quantizer(self, program: Program, last: fx.Node) -> str:
+        """The fake quantizer of its result, if the plan rounds the result and the quantizer is its only reader; else empty."""
         places = (site for group in program.plan.groups for site in group.places)
         if not any(site.operand is None and site.node == self.root and not site.graph for site in places):
             return ""
@@ -229,8 +229,7 @@ class Unit:
         return compute.forward(*(floats_of(operands[number]) for number in self.reading))
 
     def run_quantized(self, program: Program, operands: Mapping[int, Any], target: str) -> Any:
-        """Compute it on a kernel. Bytes are read as they come; floats are rounded by the kernel. Gives a value, or floats in new
-        memory."""
+        """Run it on a kernel. Bytes are read unchanged; the kernel rounds floats. Returns a value, or floats in new memory."""
         direct = self.direct
         if direct is not None:
             levels = []
@@ -245,9 +244,9 @@ class Unit:
                 if self.out_grid is not None:
                     return Levels(made, self.out_grid)
                 return made.clone() if any(_shares(made, x) for x in levels) else made
-        return self._run_as_given(program, operands, target)
+        return self._run_on_forms(program, operands, target)
 
-    def _run_as_given(self, program: Program, operands: Mapping[int, Any], target: str) -> Any:
+    def _run_on_forms(self, program: Program, operands: Mapping[int, Any], target: str) -> Any:
         given: list[Tensor] = []
         forms: list[Grid | None] = [None] * len(self.operands)
         for number in self.reading:
@@ -270,15 +269,15 @@ class Unit:
         return made.clone() if any(_shares(made, x) for x in given) else made
 
     def compute(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
-        """What computes it from operands in the form they are given in."""
+        """The computation for operands in given forms, built once."""
         found = self.computes.get(given)
         if found is None:
             with self._building:
-                found = self.computes.get(given) or self._built(program, given, target)
+                found = self.computes.get(given) or self._build_compute(program, given, target)
                 self.computes[given] = found
         return found
 
-    def _built(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
+    def _build_compute(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
         names = list(dict.fromkeys(operand.value for operand in self.operands))
         on_grids = {operand.value: grid for operand, grid in zip(self.operands, given, strict=True) if grid is not None}
         made = Compute(extract_program(program, self.root, names, on_grids, self.out_grid, self.root), target)
@@ -313,7 +312,7 @@ class Rounded:
 
 
 def is_put_in(node: fx.Node) -> bool:
-    """Whether a node was put in by quantc: it rounds, or for training brings a norm back or follows the mode."""
+    """True for nodes that quantc inserts: Q/DQ ops, and in training fake quantizers, unfolded norms and mode switches."""
     if belongs_to_qdq(node):
         return True
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
@@ -322,7 +321,7 @@ def is_put_in(node: fx.Node) -> bool:
 
 
 def behind_put_in(node: fx.Node) -> fx.Node:
-    """The node whose value one is that was put in."""
+    """The node whose value an inserted node has."""
     while is_put_in(node) and node.args and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node

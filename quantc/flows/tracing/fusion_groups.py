@@ -1,4 +1,4 @@
-"""Which calls of a model are one fused op: found in the prepared program, by the calls that its nodes are from."""
+"""Group the calls of a model into fused ops, by the prepared program and the calls its nodes come from."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Units:
         self.owner = {name: call.number for call in reversed(calls) for name in call.makes}
         self.observed = observed_tensors(program) if program.stage >= Stage.SHARED else {}
         self.lost: list[str] = []
-        """Nodes that were to be quantized, and of which `build` has found no call that is the whole of them, as when a backend
-        takes attention apart: they would run in float without anybody being told."""
+        """Nodes to quantize that `build` cannot map to whole calls, as when a backend decomposes attention: they would silently run in
+        float."""
 
     def value(self, name: str) -> fx.Node | None:
         """The node that has the value which a node of the captured program had."""
@@ -54,12 +54,12 @@ class Units:
             if not call.reads:
                 return None
             if call.computes:  # it is folded, or nobody reads what has become of it
-                return self._folded_into(call) if call.may_fold else None
+                return self._fold_target(call) if call.may_fold else None
             name = call.reads[1 if call.name == "copy_" and len(call.reads) > 1 else 0]
         return self.nodes[name]
 
-    def _folded_into(self, call: CallFacts) -> fx.Node | None:
-        """The node that does the work of a call which the `fuse` pass made part of the op before it."""
+    def _fold_target(self, call: CallFacts) -> fx.Node | None:
+        """The node into which the `fuse` pass folded a call."""
         found = (self.value(name) for name, parameter in zip(call.reads, call.parameters, strict=True) if not parameter)
         return next((node for node in found if node is not None and node.op != "get_attr"), None)
 
@@ -105,7 +105,7 @@ class Units:
         if any(node not in own for call in calls for node in self.of_call.get(call or 0, [])):
             return None
         direct = {call for call in calls if call is not None}
-        members = sorted(direct | self._folded(own, direct))
+        members = sorted(direct | self._find_folded(own, direct))
         operands = list(self._operands(nodes, own))
         if None in operands:
             return None
@@ -129,13 +129,13 @@ class Units:
             makes=makes,
             in_place=frozenset(row.number for row in rows if row.gives_first),
             passive=frozenset(row.number for row in rows if not row.computes),
-            derived=self._derived(members, operands),
+            derived=self._find_derived(members, operands),
             own=frozenset(node.name for node in nodes),
             is_product=claim.part is Part.QUANTIZED
             and any(name for number in direct for name in self.calls[number].parameters),
         )
 
-    def _derived(
+    def _find_derived(
         self, members: Iterable[int], operands: Iterable[Operand | None]
     ) -> dict[int, list[tuple[Path, Derived]]]:
         taken = {(operand.call, operand.position) for operand in operands if operand is not None}
@@ -147,7 +147,7 @@ class Units:
         return found
 
     def watched(self) -> dict[int, dict[int, tuple[str, ...]]]:
-        """What is to be observed of the results of each call, by the number of the result. Inputs are at call -1."""
+        """The groups that observe each result of each call, by result number. Inputs are call -1."""
         last: dict[fx.Node, int] = {}
         for call in self.calls:  # what is folded into an op gives the value that it has
             if call.number in self.of_call or call.computes:
@@ -165,7 +165,7 @@ class Units:
         return found
 
     def rounding(self) -> dict[int, list[tuple[int, str]]]:
-        """In training: what rounds the tensors that calls outside of fused ops read, by position."""
+        """In training: the fake quantizers of tensors that calls outside of fused ops read, by position."""
         found: dict[int, list[tuple[int, str]]] = {}
         for number, nodes in self.of_call.items():
             reads = [self.value(name) for name in self.calls[number].reads]
@@ -176,9 +176,8 @@ class Units:
                         found.setdefault(number, []).append((reads.index(value), str(read.target)))
         return found
 
-    def _folded(self, own: set[fx.Node], members: set[int]) -> set[int]:
-        """The calls without a node of their own that a fused op does the work of as well: those that are folded into it, and those
-        in between that do nothing."""
+    def _find_folded(self, own: set[fx.Node], members: set[int]) -> set[int]:
+        """The calls without a node of their own that a fused op replaces: folded ones, and no-ops between its members."""
         found: set[int] = set()
         read = {name for number in members for name in self.calls[number].reads}
         for call in reversed(self.calls):
@@ -219,7 +218,7 @@ def _call_of(program: Program, node: fx.Node) -> int | None:
 
 
 def _moves(node: fx.Node) -> bool:
-    """Whether an op only moves elements, so that it can be done on bytes as on floats."""
+    """True if an op only moves elements, so that it can run on bytes."""
     if node.target is operator.getitem:
         return True
     is_window = any(is_op(node, name) for name in ("pad", "max_pool1d", "max_pool2d", "max_pool3d", "relu", "clamp"))

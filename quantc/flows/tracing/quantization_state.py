@@ -30,7 +30,7 @@ CONTENT = "content"
 
 
 def _is_same(left: Any, right: Any) -> bool:
-    """Whether an argument that is no tensor is what it was. One that was no tensor may be one now."""
+    """True if a non-tensor argument is the recorded one. A tensor in its place is not."""
     return left is right or (not isinstance(left, Tensor) and type(left) is type(right) and bool(left == right))
 
 
@@ -47,14 +47,14 @@ class AutoQuantizationState(nn.Module):
         self.contexts: list[Context] = []
         """The module as it is called from each place."""
         self.is_whole = is_whole
-        """Whether the module is a leaf of the user's: one call, of which nothing is seen."""
+        """True for a leaf module of the user's: one call, not traced into."""
         self.is_idle = is_whole
-        """Whether nothing in the module can be quantized, so that nothing in it is looked at."""
+        """True if nothing in the module can be quantized, so that its calls are not intercepted."""
         self.arriving: dict[str, Tensor] = {}
         """The weights in the state dict that is being loaded, by name."""
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        """Refused: whoever calls it goes through `_modules`, where it is one more than the model has of its own."""
+        """Refuse a call of the state: callers that iterate over `_modules` find it there, beside the model's own modules."""
         raise QuantcError(
             f"{self.path or 'the model'} calls all that it finds in _modules, where the state of this flow is too",
             where=f"{self.path or 'the model'} ({self.kind})",
@@ -65,7 +65,7 @@ class AutoQuantizationState(nn.Module):
 
     @property
     def first_call(self) -> bool:
-        """Whether calls are being captured; later they are observed, or run quantized."""
+        """True while calls are captured; later they are observed, trained, or run quantized."""
         return self.trace.phase is Phase.TRACING
 
     @property
@@ -91,7 +91,7 @@ class AutoQuantizationState(nn.Module):
 
     @property
     def observers(self) -> dict[str, Observation]:
-        """The statistics of what the ops of the module read and give, by the name of the group that shares a scale."""
+        """The statistics of the tensors of the module's ops, by group."""
         plan = self.trace.held.plan
         names = {unit_node for unit in self.units for unit_node in unit.own}
         groups = [group for group in plan.groups if any(site.node in names for site in group.places)]
@@ -99,7 +99,7 @@ class AutoQuantizationState(nn.Module):
 
     @property
     def fake_quants(self) -> dict[str, nn.Module]:
-        """What rounds in training, by name."""
+        """The fake quantizers of training, by name."""
         from quantc.ir.program import TRAINED
 
         holder = self.trace.held.root._modules.get(TRAINED)
@@ -109,7 +109,7 @@ class AutoQuantizationState(nn.Module):
     # -- which calls, and whether they are those that were seen ------------------------------------------------------
 
     def cur_op_needs_hooks(self, func: Callable[..., Any]) -> bool:
-        """Whether a function may be quantized; all others run untouched."""
+        """True if a function may be quantized; all others run unchanged."""
         return self.trace.kind_of(func).value == "may be quantized"
 
     def validate_cur_op(
@@ -163,7 +163,7 @@ class AutoQuantizationState(nn.Module):
         )
 
     def _advice(self, module: str, run: Run) -> str:
-        """What to do about a way that was never seen. Examples show none that only training takes: they are run in eval mode."""
+        """Advice for a path that was never recorded. Examples run in eval mode, so they miss paths that only training takes."""
         if not (run.is_live and self.training and module):
             return (
                 "give prepare an example that takes this way too: prepare(model, [example, other_example]); "
@@ -192,9 +192,9 @@ class AutoQuantizationState(nn.Module):
                 return args, kwargs
             target = floats_of(args[0]) if args and writes_first(func) else None
             if not isinstance(target, Tensor):
-                return self._rounded(on_floats((args, kwargs)), rows, run)  # type: ignore[no-any-return]
+                return self._round_arguments(on_floats((args, kwargs)), rows, run)  # type: ignore[no-any-return]
             # it is written to itself, and no copy; the way back needs what was rounded
-            given = self._rounded(on_floats(((run.copied(target), *args[1:]), kwargs)), rows, run)
+            given = self._round_arguments(on_floats(((run.copied(target), *args[1:]), kwargs)), rows, run)
             target.copy_(given[0][0])
             return (args[0], *given[0][1:]), given[1]
         if run.watch is not None:
@@ -262,8 +262,8 @@ class AutoQuantizationState(nn.Module):
                     )
                 )
 
-    def _rounded(self, given: Any, rows: list[tuple[int, str]], run: Run) -> Any:
-        """Arguments as they are rounded in training."""
+    def _round_arguments(self, given: Any, rows: list[tuple[int, str]], run: Run) -> Any:
+        """Fake quantize arguments, in training."""
         leaves, spec = pytree.tree_flatten(given)
         places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         for position, target in rows:
@@ -312,7 +312,7 @@ class AutoQuantizationState(nn.Module):
         return args, kwargs
 
     def op_convert_function(self, func: Callable[..., Any], site: OpSite, run: Run) -> Callable[..., Any] | None:
-        """What stands for a function where it is quantized: a kernel. None if the function itself is called."""
+        """The replacement of a quantized function; None if the function itself is called."""
         unit = self.trace.units.get(site.number)
         if unit is None:
             return None
@@ -325,7 +325,7 @@ class AutoQuantizationState(nn.Module):
     # -- hooks around the module -----------------------------------------------------------------------------------
 
     def module_before_hook(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> tuple[Any, Any]:
-        """What a module is called with: floats, if nothing in it is quantized."""
+        """The arguments of a module call, as floats if nothing in the module is quantized. Raises if the call was never recorded."""
         if self.is_idle:
             if self.is_whole:
                 run.enter_whole(tensors_in((args, kwargs)), self.path)
@@ -343,7 +343,7 @@ class AutoQuantizationState(nn.Module):
         return args, kwargs
 
     def module_after_hook(self, output: Any, run: Run) -> Any:
-        """What a module gives: as it is to the module around it, floats to the caller of the model."""
+        """The result of a module call: unchanged for an enclosing module, as floats for the caller of the model."""
         if run.frame.parent is not None:
             return output
         return handed_over(output)

@@ -24,7 +24,7 @@ from quantc.ir.program import Program
 from quantc.ir.sites import Origin
 
 RECORDINGS: set[Recording] = set()
-"""Those that are under way, in any thread."""
+"""The running recordings of all threads."""
 
 
 def notice(module: nn.Module, path: str) -> None:
@@ -56,7 +56,7 @@ class Recording:
         """Calls that gave another tensor in the memory of one that they were given."""
         self.contexts = 1
         self.last: Any = None
-        """What the model gave in the last run."""
+        """The model's result in the last run."""
         self.trees: Any = None
         self.gives_tensors = True
         self.many_at_once: dict[int, str] = {}
@@ -79,7 +79,7 @@ class Recording:
             with torch.no_grad(), self.interception(run):
                 output = nn.Module.__call__(model, *args, **kwargs)
         except RuntimeError as error:
-            if (refused := _refused(error, model)) is None:
+            if (refused := _compile_refusal(error, model)) is None:
                 raise
             raise refused from error
         finally:
@@ -130,7 +130,7 @@ class Recording:
             site = OpSite(call.number, call.name, origin.source, leaf, is_product(func, args, kwargs))
             context.ops[key] = site
             self.paths[call.number], self.fixed[call.number] = arguments_of(args, kwargs)
-            self.derived[call.number] = tuple(self._derived(call, before))
+            self.derived[call.number] = tuple(self._find_derived(call, before))
             if any(is_wrapped(x) for x in tensors_in(given)):
                 self.many_at_once[call.number] = f"{call.name} at {origin.source}"
         else:
@@ -143,7 +143,7 @@ class Recording:
             run.frame.steps.append(site.number)
         return output
 
-    def _derived(self, call: SeenCall, before: Sequence[Stamp]) -> Iterator[Derived]:
+    def _find_derived(self, call: SeenCall, before: Sequence[Stamp]) -> Iterator[Derived]:
         for position, (node, stamp) in enumerate(zip(call.reads, before, strict=False)):
             sources = self.recorder.sources(node)
             if sources and stamp.copy is not None:
@@ -155,7 +155,7 @@ class Recording:
         return next((call.name for call in self.recorder.calls if not call.reads), "")
 
     def facts(self, captured: Program) -> tuple[CallFacts, ...]:
-        """What was seen of each call."""
+        """The facts of each recorded call."""
         rows = self.recorder.calls
         origins = (captured.origins.get(node) for node in captured.graph.nodes)
         used = {origin.call for origin in origins if isinstance(origin, SeenAt)}
@@ -181,8 +181,8 @@ class Recording:
 BOUNDARIES.add(id(Recording.run.__code__))
 
 
-def _refused(error: RuntimeError, model: nn.Module) -> CaptureError | None:
-    """What is said if code of the model is compiled while its calls are intercepted; other errors are the model's own."""
+def _compile_refusal(error: RuntimeError, model: nn.Module) -> CaptureError | None:
+    """The refusal of code that torch compiles while calls are intercepted; None for errors of the model's own."""
     if type(error).__module__ != "torch._dynamo.exc":
         return None
     return CaptureError(
@@ -195,7 +195,7 @@ def _refused(error: RuntimeError, model: nn.Module) -> CaptureError | None:
 def arguments_of(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Path, ...], tuple[tuple[Path, Any], ...]]:
-    """Where the tensors among the arguments of a call are, and what the others are."""
+    """The paths of the tensors in a call's arguments, and the numbers, strings and flags among the others with theirs."""
     tensors: list[Path] = []
     others: list[tuple[Path, Any]] = []
     leaves, _ = pytree.tree_flatten_with_path((args, kwargs))

@@ -31,7 +31,7 @@ Kwargs = dict[str, Any]
 Function = Callable[..., Any]
 Refusal = TypeVar("Refusal", bound=QuantcError)
 ACTIVE = threading.local()
-"""`run` is the call of a model that this thread is in, `log` who is told what calls give."""
+"""`run` is the model call of this thread, `log` the receiver of calls' results."""
 HOOKS: Any = torch.nn.modules.module
 GLOBAL_HOOKS = (
     HOOKS._global_forward_hooks, HOOKS._global_forward_pre_hooks, HOOKS._global_backward_hooks, HOOKS._global_backward_pre_hooks,
@@ -40,7 +40,7 @@ MAX_SHAPES = 256
 
 
 class ModuleState(Protocol):
-    """What a run asks of the state of a module, and the hooks around the calls of the module."""
+    """Interface of a module's state as a run uses it, with the hooks around the module's calls."""
 
     path: str
     contexts: list[Context]
@@ -71,7 +71,7 @@ class ModuleState(Protocol):
 
 
 class Recording(Protocol):
-    """What a run asks of those who write its calls down."""
+    """Interface of a call recorder as a run uses it."""
 
     recorder: Recorder
 
@@ -89,7 +89,7 @@ class Frame:
     parent: Frame | None
     previous: int = START
     steps: list[int] | None = None
-    """What was called, while the model is traced."""
+    """The calls so far, while the model is traced."""
     last: str = ""
     """The module with parameters that was called last: the same line after another layer of a loop is another place."""
 
@@ -112,19 +112,19 @@ class Run:
         context = state.contexts[0] if state.contexts else None
         self.frame = Frame(state, context, None)
         self.log: Callable[[OpSite, str, Any], None] | None = getattr(ACTIVE, "log", None)
-        """Told what each call of the model gives."""
+        """Receives the result of each call of the model."""
         self.watch = Watch(trace) if trace.phase is Phase.OBSERVING and self.log is None else None
         self.recording: Recording | None = None
         self.is_live = trace.phase is Phase.TRAINING
         self.may_skip = trace.phase is Phase.CONVERTED and self.log is None and not any(map(bool, GLOBAL_HOOKS))
-        """Whether modules of torch.nn need not be called where a kernel does their work."""
+        """True if modules of torch.nn may be skipped where a kernel does their work."""
         self.leaf: LeafCall | None = None
         self.refused: QuantcError | None = None
         self.escapes = Escapes()
         self.gave_weights = False
-        """Whether the memory of a weight was handed out."""
+        """True once the memory of a weight was exposed."""
         self.rounded: dict[Any, Any] = {}
-        """In training: what was rounded in this run, by what rounds it."""
+        """In training: the tensors rounded in this run, by fake quantizer."""
         bound: Bound | None = trace.bounds.get(state.path)
         if bound is None or (trace.phase is Phase.TRAINING and bound.is_loose):
             if bound is not None:  # others may hold the tensors that were there before
@@ -175,7 +175,7 @@ class Run:
     # -- modes -----------------------------------------------------------------------------------------------------
 
     def is_in_mode(self, unit: Unit, call: int, given: bool) -> bool:
-        """In training: whether a fused op computes a call in the mode that it is told. What was frozen in the program is not told."""
+        """In training: True if a fused op computes a call in the mode it is given. Modules frozen in the program fit either mode."""
         if call <= unit.trigger:  # it has not run yet
             self._follow_modes(unit)
         parts: list[Any] = [self.trace.held.root.get_submodule(name) for name in unit.modes.get(call, ())]
@@ -239,7 +239,7 @@ class Run:
         return value if type(value) is Levels else floats_of(x).clone()
 
     def round(self, rounder: fx.Node | None, x: Tensor) -> Tensor:
-        """In training: a tensor as it is rounded, in memory that nobody writes to."""
+        """In training: a fake-quantized tensor, in memory that is never written to."""
         return x.clone() if rounder is None else self.rounded_once(str(rounder.target), x)
 
     def rounded_once(self, target: str, x: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ class Run:
             self._is_rounded(unit.yielded, floats_of(made), result)
 
     def _is_rounded(self, target: str, x: Tensor, made: Tensor) -> None:
-        """In training: a tensor is rounded already; it is as `made`, which nobody writes to."""
+        """In training: record that a tensor is rounded already, as `made`, which is never written to."""
         if x.dtype is made.dtype:
             self.rounded[self._key_of(target, x)] = (made, x)
 
@@ -268,8 +268,8 @@ class Run:
         return target, id(x), _version(x), (self.escapes.count if is_tracked(x) else object(), place)
 
     def read_before_written(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """In training: the arguments of a call that writes to the first of them, with copies of what lies in its memory. The
-        way back needs what was read, and those who share the memory need what is written."""
+        """In training: the arguments of a call that writes to the first of them, with copies of those that share its memory. The
+        backward pass needs the values read, and aliases of the memory need the values written."""
         first = floats_of(args[0]) if type(args[0]) is not Traced or args[0]._quantc_buffer is not None else None
         if first is None:
             return args
@@ -284,7 +284,7 @@ class Run:
         return made
 
     def is_copy(self, made: Tensor, x: Tensor) -> None:
-        """In training: a tensor holds what another does, and is rounded as that: once, whoever reads it."""
+        """In training: record that a tensor holds the contents of another, so that both are rounded once for all readers."""
         for (target, _, version, _), (value, held) in list(self.rounded.items()):
             if held is x and version == _version(x):
                 self._is_rounded(target, made, value)
@@ -302,7 +302,7 @@ class Run:
         return (leaf.path, *leaf.key, name, leaf.names.count(name))
 
     def counts_batches(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether a batch norm counts a batch, which the fused op that it is part of does too."""
+        """True if a batch norm counts a batch that the fused op it is part of counts too."""
         leaf, context = self.leaf, self.frame.context
         if leaf is None or context is None or getattr(func, "__name__", "") != "add_":
             return False
@@ -313,7 +313,7 @@ class Run:
         return site is not None and site.number in self.trace.units
 
     def is_left_float(self, leaf: str) -> bool:
-        """Whether the config leaves a module float, so that it may be called from anywhere."""
+        """True if no call of a leaf module is quantized, so that it may be called from anywhere."""
         return bool(leaf) and leaf in self.bound.left_float
 
     def step_name(self, number: int) -> str:
@@ -329,7 +329,7 @@ class Run:
     def looks_of(
         self, call: int, func: Callable[..., Any], args: Any, kwargs: Any, autocast: torch.dtype | None
     ) -> tuple[torch.Size, torch.dtype]:
-        """The shape and dtype of what a call would give. What the function refuses is refused here."""
+        """The shape and dtype of a call's result. Errors of the function are raised here."""
         looks = self.bound.looks
         key: Any = (call, autocast)
         for x in (*args, *kwargs.values()):
@@ -348,7 +348,7 @@ class Run:
 
 
 def _version(x: Tensor) -> Any:
-    """How often torch has counted a write; unlike any other where it does not count."""
+    """The version counter of a tensor; a unique object for inference tensors, which have none."""
     return object() if x.is_inference() else x._version
 
 
@@ -371,7 +371,7 @@ def _without_numbers(x: Any) -> Any:
 
 
 class Bound:
-    """What a trace needs of the model it is attached to, or of the module of it that is called by itself."""
+    """A trace's view of the model it is attached to, or of a submodule called by itself: tensors by name, and weights."""
 
     def __init__(self, trace: Trace, model: nn.Module, path: str) -> None:
         prefix = f"{path}." if path else ""
@@ -393,7 +393,7 @@ class Bound:
         given = [] if path or trace.program is None else trace.held.graph.find_nodes(op="placeholder")
         read = [node for node in given if node.name.startswith(INPUT) and node.users and not is_mask(node)]
         self.finite_inputs = {int(node.name.removeprefix(INPUT)) for node in read}
-        """Which of the model's inputs, in their flat order, must not be infinite."""
+        """Flat positions of the model's inputs that must be finite."""
         is_settled = trace.phase in (Phase.OBSERVING, Phase.CONVERTED)
         self.weights = Weights(self.rows, trace.made_of) if is_settled else None
         if trace.phase is Phase.TRAINING:
@@ -409,5 +409,5 @@ class Bound:
 
     @property
     def is_loose(self) -> bool:
-        """Whether somebody has put other weights in the place of those that are known here."""
+        """True if a weight of the model has been replaced by another tensor."""
         return any(row.held.get(row.last) is not row.tensor for row in self.rows)

@@ -1,6 +1,7 @@
-"""What was seen of a model, and what became of it: the calls by place, the program they make, and its fused ops.
+"""The record of a model's run: its calls by call site, the program they make, and its fused ops.
 
-All states of one model share one trace."""
+All states of one model share one trace.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +32,11 @@ from quantc.store import load
 from quantc.store.bytes_form import as_bytes, from_bytes
 
 MAGIC = b"a model of the dynamic tracing flow, 2\n"
-"""What the content of a state dict begins with."""
+"""First bytes of the trace in a state dict."""
 
 
 class Phase(Enum):
-    """What is done where the model makes a call."""
+    """Treatment of the model's calls."""
 
     TRACING = "tracing"
     OBSERVING = "observing"
@@ -53,7 +54,7 @@ class Trace:
     def __init__(self, context: Context, target: str) -> None:
         self.context = context
         self.target = target
-        """Whose kernels run what is converted."""
+        """The target whose kernels run the converted model."""
         self.phase = Phase.TRACING
         self.program: Program | None = None
         self.captured: Program | None = None
@@ -62,26 +63,26 @@ class Trace:
         self.units: dict[int, Unit] = {}
         self.watched: dict[int, dict[int, tuple[str, ...]]] = {}
         self.reasons: tuple[str, ...] = ()
-        """Why the trace is not stable; empty if it is."""
+        """Reasons why the trace is not stable; empty if it is."""
         self.trees: tuple[Any, Any] | None = None
-        """How inputs and results of the model are arranged."""
+        """The pytree specs of the model's inputs and results."""
         self.fixed: dict[int, tuple[tuple[Any, Any], ...]] = {}
         """The arguments of each call that are no tensors."""
         self.hooked: frozenset[str] = frozenset()
         """The names of functions that are part of quantized ops."""
         self.rounding: dict[int, list[tuple[int, str]]] = {}
-        """In training: what rounds the tensors that other calls read."""
+        """In training: the fake quantizers of tensors that other calls read."""
         self.bounds: dict[str, Any] = {}
-        """What is looked up in the model itself, by the path of the module that is called from outside."""
+        """Lookups in the model itself, by path of the module that is called from outside."""
         self.made_of: dict[str, str] = {}
         """The digests of the weights that quantized ops were made of, by name."""
         self.recipe: Callable[[Program], Program] | None = None
-        """What prepares the program that was captured."""
+        """The preparation of the captured program."""
         self._kinds: dict[Any, Kind] = {}
         self.lock = threading.Lock()
 
     def kind_of(self, func: Any) -> Kind:
-        """What a torch function is to this model."""
+        """The kind of a torch function in this model, cached."""
         found = self._kinds.get(func)
         if found is None:
             found = self._kinds[func] = kind_of(func, self.hooked)
@@ -122,7 +123,7 @@ class Trace:
             }
 
     def _reads_first(self, number: int) -> bool:
-        """Whether a call is part of a fused op, and reads nothing but its first argument and weights."""
+        """True if a call is part of a fused op and reads, beside weights, nothing but its first argument."""
         unit = self.units.get(number)
         if unit is None or unit.derived.get(number):
             return False
@@ -131,7 +132,7 @@ class Trace:
         )
 
     def _find_steps(self) -> None:
-        """Which steps may follow which: those over products that are quantized, and over modules that have some."""
+        """Compute the successors of each step, among quantized calls of `PRODUCTS` and the modules that contain any."""
         contexts = self.context.walk()
         busy = {number for number, unit in self.units.items() if unit.is_product}
         busy |= {row.number for row in contexts if any(site.number in busy for site in row.ops.values())}
@@ -157,7 +158,7 @@ class Trace:
     # -- statistics ------------------------------------------------------------------------------------------------
 
     def tally(self) -> Tally:
-        """Where one run of the model puts what it sees."""
+        """A new tally for the statistics of one run."""
         program = self.held
         before = {name: seen for name, seen in program.plan.statistics.items() if seen.order is Order.MATTERS}
         with torch.inference_mode(False), torch.no_grad():
@@ -206,8 +207,8 @@ class Trace:
     # -- saving ----------------------------------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes | None:
-        """What was seen or quantized, without code: which weights it is made of, and the statistics, or the program as
-        `Program.save` writes it. None while there is nothing, and in training, where tensors hold it all."""
+        """The trace without code: digests of the weights, and the statistics or the program as `Program.save` writes it. None
+        before there is either, and in training, where tensors hold it all."""
         if self.phase not in (Phase.OBSERVING, Phase.CONVERTED):
             return None
         plan = self.held.plan
@@ -218,7 +219,7 @@ class Trace:
         return MAGIC + facts.encode() + b"\n" + content
 
     def from_bytes(self, content: bytes, weights: Mapping[str, Tensor]) -> None:
-        """Go on from what `to_bytes` gave, of the same model and the same examples; `weights` are those that came with it."""
+        """Resume from the result of `to_bytes`, of the same model and the same examples; `weights` came with it."""
         magic, head, content = [*content.split(b"\n", 2), b"", b""][:3]
         facts = unseal(parse_json(head.decode(errors="replace")), needed=True) if magic + b"\n" == MAGIC else {}
         if facts.get("phase") != self.phase.value:
@@ -267,7 +268,7 @@ class Trace:
             )
 
     def tie(self, constants: Mapping[str, Tensor]) -> None:
-        """In training: let the program have the very parameters and buffers of the model."""
+        """In training: share the model's own parameters and buffers with the program."""
         root, is_other = self.held.root, False
         for name, tensor in constants.items():
             held = attribute(root, name)
@@ -305,15 +306,15 @@ class Trace:
         if twin.program is not None and self.program is not None:
             if twin.program.is_live:  # the model trains the very tensors of the program
                 twin.program.root = copy.deepcopy(self.program.root, memo)
-            twin.units = _copied_units(self.units)
+            twin.units = _copy_units(self.units)
             if twin.phase is Phase.TRAINING:
                 for unit in twin.units.values():
                     unit.settle_training(twin.program)
         return twin
 
 
-def _copied_units(units: Mapping[int, Unit]) -> dict[int, Unit]:
-    """The same fused ops; what computes them is made again when it is first needed."""
+def _copy_units(units: Mapping[int, Unit]) -> dict[int, Unit]:
+    """Copies of fused ops without their computations, which are rebuilt on first use."""
     copies: dict[int, Unit] = {}
     made: dict[int, Unit] = {}
     for number, unit in units.items():
@@ -326,8 +327,8 @@ def _copied_units(units: Mapping[int, Unit]) -> dict[int, Unit]:
 
 
 class Watch:
-    """What one run of a prepared model sees. Each tensor counts once for a group, however often it is read, and again if it
-    was written to."""
+    """Statistics of one run of a prepared model. Each tensor counts once for a group, however often it is read, and again
+    after a write."""
 
     def __init__(self, trace: Trace) -> None:
         self.tally = trace.tally()

@@ -1,8 +1,8 @@
-"""The tensors that a quantized model hands from op to op: a value that nobody can write to, and floats once somebody asks.
+"""Tensors between the ops of a quantized model: an immutable value, and floats on demand (lazy evaluation).
 
-A value is bytes on a grid, or what lies inside of a fused op; quantized ops read it. Whoever else touches the tensor is given
-its floats, which are made once, in memory of their own. The value counts while nobody can have written to them: torch has
-counted no write, and nobody was given an alias of the memory. From then on the tensor is its floats.
+A value is bytes on a grid, or an intermediate result of a fused op; quantized ops read it. All other code gets the floats,
+made once, in memory of their own. The value is valid until that memory may have been written to: while torch's version counter
+has not moved, and no alias of the memory was handed out. From then on the tensor is its floats.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from quantc.targets.kernels.packing import to_bytes
 
 decomposed: Any = torch.ops.quantized_decomposed
 CPU = torch.device("cpu")
-"""Where kernels are."""
+"""The device of the kernels."""
 
 
 class Grid(NamedTuple):
-    """What bytes stand for."""
+    """The qparams, range and dtype of quantized levels."""
 
     scale: float
     zero_point: int
@@ -36,7 +36,7 @@ class Grid(NamedTuple):
 
 
 class Value(Protocol):
-    """What a traced tensor is to quantized ops. Nothing that it is made of is ever written to."""
+    """The form in which quantized ops read a traced tensor. Its parts are never written to."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -69,7 +69,7 @@ class Levels:
 
 
 class Escapes:
-    """How often memory was handed out in a call of a model, so that it can be written to without torch counting."""
+    """Counter of exposed memory in a call of a model: writes through it bypass torch's version counters."""
 
     count = 0
 
@@ -90,7 +90,7 @@ class Buffer:
 
     @property
     def is_intact(self) -> bool:
-        """Whether nobody has written to it since."""
+        """True if it was not written to since."""
         return self.floats._version == self.version and (self.escapes is None or self.escapes.count == self.count)
 
 
@@ -104,7 +104,7 @@ class Traced(Tensor):
     _quantc_value: Value | None = None
     _quantc_buffer: Buffer | None = None
     _quantc_root: Traced | None = None
-    """For a view of the floats of a tensor that has a value: that tensor. Whoever gets at the memory gets at both."""
+    """The base of a view of floats, if that has a value. Access to the memory of one is access to both."""
 
     @classmethod
     def __torch_function__(
@@ -154,7 +154,7 @@ def _body(shape: torch.Size) -> Traced:
 
 
 def value_of(x: Any) -> Value | None:
-    """What a tensor is to quantized ops; None if it is its floats."""
+    """The value of a traced tensor for quantized ops; None if its floats are the only form."""
     if type(x) is not Traced:
         return None
     buffer = x._quantc_buffer
@@ -164,7 +164,7 @@ def value_of(x: Any) -> Value | None:
 
 
 def floats_of(x: Any) -> Any:
-    """What a traced tensor stands for; anything else as it is. Whoever hands the memory on says so: see `released`."""
+    """The floats of a traced tensor; anything else unchanged. Callers that expose the memory must say so: see `released`."""
     if type(x) is not Traced:
         return x
     if x._quantc_buffer is None:
@@ -189,7 +189,7 @@ def _owner(x: Traced) -> Traced:
 
 
 def on_floats(x: Any, of: Callable[[Any], Any] = release) -> Any:
-    """Arguments, in whatever they are arranged, with floats for what traced tensors stand for."""
+    """Arguments, in any pytree, with floats in place of traced tensors."""
     kind = type(x)
     if kind is Traced:
         return of(x)
@@ -203,11 +203,11 @@ def on_floats(x: Any, of: Callable[[Any], Any] = release) -> Any:
 LEAVES = frozenset(
     {Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size}
 )
-"""What holds no traced tensor. Trees of other kinds are known to torch, which takes longer to look into them."""
+"""Types that hold no traced tensor. Other kinds of trees go through pytree, which is slower."""
 
 
 def handed_over(output: Any) -> Any:
-    """What a model gives to its caller: floats."""
+    """The result of a model as its caller gets it: floats."""
     kind = type(output)
     if kind is tuple or kind is list:
         return kind(map(handed_over, output))
@@ -224,8 +224,8 @@ def handed_over(output: Any) -> Any:
 
 
 def call_on_floats(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function on what traced tensors stand for. A view of their memory is a traced tensor too, so that nobody gets at the
-    memory unseen. If the function gives anything else through which it could be written to, they are their floats from now on."""
+    """Call a function on the floats of traced tensors. A view of their memory becomes a traced tensor too, so that all access is
+    tracked. If any other result exposes the memory, the tensors are their floats from then on."""
     given: list[Traced] = []
 
     def noted(x: Any) -> Any:
@@ -261,12 +261,12 @@ def call_on_floats(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 
 HARMLESS = frozenset({int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.Size, torch.layout})
-"""What nobody can write through."""
+"""Types through which no tensor can be written to."""
 VERSIONS: Any = _autograd
 
 
 def _is_view(output: Any, floats: Tensor) -> bool:
-    """Whether a result lies in the memory of floats, and torch counts what is written to either for both."""
+    """True if a result is a view of floats and shares their version counter."""
     if type(output) is not Tensor or output is floats or not _reaches(output, floats) or output.is_inference():
         return False
     ours, theirs = floats._version, output._version
@@ -277,7 +277,7 @@ def _is_view(output: Any, floats: Tensor) -> bool:
 
 
 def _reaches(output: Any, floats: Tensor) -> bool:
-    """Whether somebody who is given a result could write to floats through it."""
+    """True if floats could be written to through a result."""
     if type(output) is Tensor:
         if output is floats:  # the traced tensor is given instead
             return False
@@ -289,7 +289,7 @@ def _reaches(output: Any, floats: Tensor) -> bool:
 
 
 def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a query about a tensor comes to: a traced one looks like floats in memory order, unless it was written over."""
+    """Answer a metadata query: a traced tensor looks like contiguous floats, unless it was written to."""
     x = args[0] if args else None
     if type(x) is not Traced:
         with torch._C.DisableTorchFunctionSubclass():
@@ -310,7 +310,7 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def float32_of(x: Any) -> Tensor:
-    """What a kernel reads of a tensor or a value: autocast may have made it of another float type."""
+    """The float32 operand of a kernel: autocast may have produced another float type."""
     floats: Tensor = x.floats() if type(x) is Levels else floats_of(x)
     if floats.is_meta:
         raise without_numbers("was read")
@@ -337,7 +337,7 @@ def round_to_grid(x: Tensor, grid: Grid) -> Tensor:
 
 
 def copy_elements(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call that copies elements: bytes, if all are on one grid and nobody has looked at the floats; else floats."""
+    """Run a call that copies elements: on bytes, if all operands are on one grid and their floats were never read; else on floats."""
     pieces = args[0] if args and type(args[0]) in (tuple, list) else args[:1]
     values = [value_of(piece) for piece in pieces]
     grids = {value.grid for value in values if type(value) is Levels and value.dtype is torch.float32}
@@ -352,7 +352,7 @@ def copy_elements(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 
 def with_numbers(output: Any, args: tuple[Any, ...]) -> Any:
-    """What a function has computed; refused if that is of what stands for a tensor, taken by code that asks nobody."""
+    """The result of a function; refused if it was computed from the meta tensor behind a traced one, past interception."""
     if isinstance(output, Tensor) and output.is_meta and args and isinstance(args[0], Tensor) and args[0].is_meta:
         raise without_numbers("was read or written to")
     return output

@@ -89,13 +89,13 @@ def prepare(
     take_back(own, model)
     _say_what_threads_did(recording)
     _note_what_is_not_followed(recording)
-    trace.captured = _captured(recording, type(model).__name__)
+    trace.captured = _program_of(recording, type(model).__name__)
     trace.trees = recording.trees
     calls = _with_what_computes(recording.facts(trace.captured), trace.captured)
     trace.calls, trace.reasons = calls, _why_not_stable(recording)
     asked = mode_config(quantizer, mode) + (config or QuantConfig()) if mode != "static" else config or QuantConfig()
     trace.recipe = partial(
-        _prepared,
+        _prepare_captured,
         calls=trace.calls,
         backend=backend,
         config=_with_whole_calls(trace.captured, trace, asked),
@@ -108,7 +108,7 @@ def prepare(
     if qat:
         _train_together(own, trace)
     else:
-        trace.made_of = _made_of(own, trace)
+        trace.made_of = _weight_digests(own, trace)
     _refuse_many_at_once(recording, trace)
     _find_idle(own, trace)
     own.train(qat)  # whatever a train() of the user's own gives
@@ -127,10 +127,10 @@ def _refuse_prepared(model: nn.Module) -> None:
             )
 
 
-def _prepared(
+def _prepare_captured(
     captured: Program, *, calls: Sequence[CallFacts], backend: Any, config: QuantConfig, qat: bool, allow_empty: bool
 ) -> Program:
-    """A captured program, prepared. Nodes that can be run at no call stay float, since nobody would see what they read."""
+    """Prepare a captured program. Nodes that no call can run stay float, since their operands are never observed."""
     given = _to_be_trained(captured) if qat else captured
     while True:
         try:
@@ -181,8 +181,8 @@ def _train_together(model: nn.Module, trace: Trace) -> None:
     state_of(model).add_module("trained", trace.held.root)
 
 
-def _made_of(model: nn.Module, trace: Trace) -> dict[str, str]:
-    """What the weights of a model are that its program was just made of."""
+def _weight_digests(model: nn.Module, trace: Trace) -> dict[str, str]:
+    """Digests of the weights that a model's program was just made of, by name."""
     rows = [row for unit in trace.units.values() for pairs in unit.derived.values() for _, row in pairs]
     return digests(model, trace.weights) | {row.key: row.digest for row in rows}
 
@@ -202,7 +202,7 @@ def examples_in(given: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 
 def _target(name: str) -> str:
-    """Whose kernels run the ops of a quantizer's backend."""
+    """The target whose kernels run the ops of a backend, by name."""
     if name in KERNELS:
         return name
     raise UnknownNameError(
@@ -212,7 +212,7 @@ def _target(name: str) -> str:
     )
 
 
-def _captured(recording: Recording, name: str) -> Program:
+def _program_of(recording: Recording, name: str) -> Program:
     program = recording.recorder.program(name, tensors_in(recording.last))
     Pipeline((Canonicalize(),)).run(program)
     name_literals(program)
@@ -283,7 +283,7 @@ def state_of(model: nn.Module) -> AutoQuantizationState:
 
 
 def convert(prepared: nn.Module) -> nn.Module:
-    """The quantized model: a copy of what was prepared and calibrated, whose quantizable ops run on int8 kernels."""
+    """The quantized model: a copy of a calibrated model, whose quantizable ops run on int8 kernels."""
     trace = state_of(prepared).trace
     if trace.phase is Phase.CONVERTED:
         raise QuantcError("the model is converted already", advice="convert what prepare gave")
@@ -301,8 +301,8 @@ def convert(prepared: nn.Module) -> nn.Module:
 
 
 def to_program(model: nn.Module) -> Program:
-    """The recorded calls as a normal Program, to prepare or lower like any other. CaptureError if the trace is not
-    stable: if Python looked at numbers, or a call was made more than once from one place."""
+    """The recorded calls as a normal Program, to prepare or lower like any other. Raises CaptureError if the trace is not stable: if
+    Python branched on numbers, or a call was made more than once from one site."""
     trace = state_of(model).trace
     if trace.reasons:
         raise CaptureError(
@@ -320,7 +320,7 @@ def to_program(model: nn.Module) -> Program:
 
 
 def coverage(model: nn.Module) -> Coverage:
-    """What became of every op that was seen, those too that no graph holds."""
+    """The outcome of every op that was recorded, also of those in no graph."""
     trace = state_of(model).trace
     found = trace.held.coverage()
     return replace(found, rows=(*found.rows, *_whole_calls(trace)))
@@ -343,7 +343,7 @@ def _whole_calls(trace: Trace) -> Iterator[Row]:
 
 
 def explain(model: nn.Module, node: fx.Node | str) -> NodeExplanation:
-    """What became of one op, and why."""
+    """The outcome of one op, and its reasons."""
     return state_of(model).trace.held.explain(node)
 
 

@@ -1,9 +1,9 @@
-"""The weights that quantized ops were made of, and whether they are still the same.
+"""The weights in quantized ops, and checks that they are unchanged.
 
-Kernels have weights packed, and fused ops have them folded. Whoever writes to a weight afterwards must be told. What a weight
-holds is compared, by a digest, when a model is bound: at its first call, by `convert`, in a copy, after a state dict was
-loaded. After each call it is asked whether the model has the very same tensors, in the same memory, and torch has counted no
-write. Writes that torch does not count (`.data`, NumPy, an address) are noticed the next time a digest is compared.
+Kernels hold packed weights, and fused ops folded ones, so later writes to a weight must be reported. Digests compare the
+contents when a model is bound: at its first call, by `convert`, in a copy, after a state dict was loaded. After each call, a
+check compares the identity, address and version counter of each tensor. Writes past the version counter (`.data`, NumPy, an
+address) are noticed the next time a digest is compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quantc.ir.program import attribute
 
 
 def digest(tensor: Tensor) -> str:
-    """What a tensor holds, in few letters."""
+    """Dtype, shape and hash of a tensor's contents."""
     with torch._C.DisableTorchFunction():
         plain = tensor.detach()
         if plain.layout is not torch.strided:
@@ -36,7 +36,7 @@ def digest(tensor: Tensor) -> str:
 
 
 def digests(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """Those of parameters and buffers of a model, by name."""
+    """Digests of parameters and buffers of a model, by name."""
     return {name: digest(Weight(model, name).tensor) for name in sorted(names)}
 
 
@@ -65,7 +65,7 @@ class Weight:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the model has the same tensor, in the same memory, and torch knows of nothing that was written to it."""
+        """True if the model holds the same tensor in the same memory, and its version counter has not moved."""
         tensor = self.tensor
         if self.held.get(self.last) is not tensor or (self.version is not None and tensor._version != self.version):
             return False
@@ -82,7 +82,7 @@ class Weight:
 
 
 class Weights:
-    """The weights of a model, held to what its quantized ops were made of. InputError if one is another."""
+    """The weights in a model's quantized ops. Raises InputError if one has changed."""
 
     def __init__(self, rows: Iterable[Weight], made_of: Mapping[str, str]) -> None:
         self.rows = [row for row in rows if row.name in made_of]

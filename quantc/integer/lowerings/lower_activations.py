@@ -55,7 +55,7 @@ def _curve(node: fx.Node) -> Curve:
 
 
 def _result_grids(task: Task) -> dict[fx.Node, Grid]:
-    """The grids of what reads the result, which must all be quantizers."""
+    """The grids of the result's readers, which must all be quantizers."""
     quantizers = task.quantizers()
     if not quantizers:
         raise NotIntegerError("its result is read in float")

@@ -35,7 +35,7 @@ class RunTime:
     node: fx.Node
     per_token: bool
     zero_point: int | None
-    """Where the grid is symmetric about; None if it is affine."""
+    """Center of a symmetric grid; None if it is affine."""
     qmin: int
     qmax: int
     dtype: torch.dtype
@@ -108,7 +108,7 @@ class DynamicProduct:
     window: tuple[Any, ...] = ()
     groups: int = 1
     trailing: int = 0
-    """How many axes come after that of the output channels."""
+    """Number of axes after the output channels."""
     factor: float = 1.0
     addend_factor: float = 1.0
 

@@ -46,10 +46,10 @@ class StaticProduct:
     w: Quantized
     layout: Layout
     window: tuple[Any, ...] = ()
-    """What comes between the bias and the number of parts."""
+    """Arguments between the bias and `parts`."""
     groups: int = 1
     trailing: int = 0
-    """How many axes come after that of the output channels."""
+    """Number of axes after the output channels."""
     factor: float = 1.0
     addend: Addend | None = None
 

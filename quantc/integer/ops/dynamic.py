@@ -29,7 +29,7 @@ BOTH = f"{ROWS}; w likewise; {SUMMED}"
 MATMUL_BOTH = f"{ROWS}; y likewise, of all; {OF_TWO}"
 
 GRID = "int? x_zero_point, int qmin, int qmax, ScalarType dtype, float eps"
-"""How the input is quantized: the last arguments of every op here, but for `parts`."""
+"""Quantization of the input: the last arguments of every op here, before `parts`."""
 ACCUMULATOR = (None, None, 0, 0, 0, torch.int32)
 """The last arguments of a product that yields its accumulator."""
 

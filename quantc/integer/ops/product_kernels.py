@@ -30,7 +30,7 @@ from quantc.spec.aten_arithmetic import rescale
 FLOAT32_FACTOR = 256
 """The largest factor for which `parts` may be other than 0: bfloat16 holds all integers up to it."""
 BLOCK = 65536
-"""How many accumulators are rescaled at once: in float64 they stay in the second level of the cache."""
+"""Accumulators rescaled at once: in float64 they stay in the L2 cache."""
 
 
 def linear(

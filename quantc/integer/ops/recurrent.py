@@ -68,7 +68,7 @@ class Kind:
     step: Step
     states: int
     formula: str
-    """What a step computes from `u`, the input's product, and `v`, that of h; a gate is a part of each."""
+    """One step in terms of `u`, the projected input, and `v`, the projected state; each gate is a slice of both."""
 
 
 KINDS: dict[str, Kind] = {

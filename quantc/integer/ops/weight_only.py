@@ -17,7 +17,7 @@ from quantc.spec.aten_arithmetic import aten
 STORED = "Tensor w, Tensor? scale, Tensor? zero_point, int? axis, int? group_size"
 """A stored weight. It has no scale, one, one for each index of an axis, or one for each group of a row."""
 LAYOUT = "int[]? shape, int[]? order"
-"""How a weight that is stored as a matrix comes to its shape: it is reshaped, then its axes are ordered."""
+"""Shape of a weight stored as a matrix: reshape, then permute the axes."""
 REAL = "w = f32(wq − wz) · sw in float32"
 BYTES = (torch.float8_e4m3fn, torch.float8_e5m2)
 """Formats of which torch moves rows only as bytes."""
@@ -49,7 +49,7 @@ def _group(w: Tensor, scale: Tensor | None, group_size: int) -> int:
 
 
 def _beside(values: Tensor | None, levels: Tensor, axis: int | None, group_size: int | None) -> Tensor | None:
-    """Scales or zero points, shaped to go with what they are of."""
+    """Scales or zero points, shaped to broadcast with their weight."""
     if values is None or (axis is None and group_size is None):
         return values
     if group_size is not None:

@@ -19,13 +19,13 @@ from quantc.integer.proof.pair_sums import adjacent
 from quantc.spec.instruction_sets import Neighbours
 
 Layout = Literal["rows", "columns", "transposed"]
-"""Where a weight has its output channels: "rows" on its first axis (linear, convolutions), "columns" on its last
-(the second operand of a matrix product), "transposed" on its second, for each group anew (transposed convolutions)."""
+"""Axis of a weight's output channels: "rows" is its first (linear, convolutions), "columns" its last
+(the second operand of a matmul), "transposed" its second, within each group (transposed convolutions)."""
 
 FLOAT32_EXACT = 2**24
 """Below it every integer is a float32."""
 DECISIVE = 4
-"""How many weights of a channel decide what two of its products can come to: two at either end."""
+"""Number of weights of a channel that bound the sum of two of its products: two at either end."""
 FEW = 8
 """Of so many numbers in a row torch finds the largest quickly."""
 

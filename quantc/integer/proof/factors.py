@@ -71,7 +71,7 @@ class Factors:
     bias: Tensor | None = None
     """In steps of the accumulator."""
     count: int | None = None
-    """How many products a sum of two activations has; None if that is not known."""
+    """Number of terms in a sum of products of two activations; None if unknown."""
 
     @property
     def channels(self) -> int:
@@ -208,7 +208,7 @@ INTEGER_PRODUCTS: dict[str, Layout] = {
 }
 """Our own ops that multiply, and where their second operand has its output channels."""
 RECURRENT = tuple(f"{kind}{cell}_dynamic" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell"))
-"""Those with several weights."""
+"""Recurrent ops, which have several weights."""
 
 
 def _in_integers(program: Program, node: fx.Node, sizes: Sizes) -> Factors | None:

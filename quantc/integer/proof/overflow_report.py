@@ -27,9 +27,9 @@ from quantc.spec.arithmetic import EXACT, INT32_BITS
 from quantc.spec.instruction_sets import INSTRUCTION_SETS, PairSums
 
 PRIMITIVES = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.convolution.default)
-"""What products on integers are decomposed into, beside `out_dtype`."""
+"""Primitives that integer matmuls and convolutions decompose to, besides `out_dtype`."""
 MAX_ROWS = 40
-"""How many rows the text shows."""
+"""Maximum number of rows in the text."""
 
 
 class Safety(StrEnum):
@@ -41,7 +41,7 @@ class Safety(StrEnum):
     OVERFLOWS = "can overflow"
     """The accumulator can leave its bits."""
     UNKNOWN = "not known"
-    """How many products are added is not known before the program runs."""
+    """The number of terms is not known before the program runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class SumRow:
     channels: int
     low: int | None
     high: int | None
-    """What the accumulators can hold; None where the length of the sums is not known."""
+    """Upper bound of the sums, as `low` is the lower; None if the number of terms is unknown."""
     bits: int | None
     pairs: tuple[PairBound, ...]
     """For each instruction set that adds pairs in 16 bits; none where a factor is wider than 8 bits, and none for a target

@@ -27,8 +27,8 @@ from quantc.spec.numerics import QParams, quantize
 from quantc.spec.spec import QuantSpec
 
 RangeReduction = Literal["auto", "no", "weights", "activations"]
-"""What is made narrower where the instruction set of the backend adds pairs: nothing, the weights of the channels that
-need it, or the activations that meet them; "auto" is weights, and activations where a weight cannot be made coarser."""
+"""The range to narrow where the backend's instruction set adds pairs: none, the weights of the channels that need it, or
+their activations; "auto" is weights, and activations where a weight cannot be made coarser."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class Reduction:
     # -- what is done ------------------------------------------------------------------------------------------
 
     def _why_not_coarser(self, product: NarrowedRange) -> str | None:
-        """Why the scales of a product's weight cannot be raised one output channel at a time."""
+        """The reason why the scales of a weight cannot be raised per output channel; None if they can."""
         if product.weight is None:
             return "it has no weight"
         group = product.other
@@ -147,8 +147,8 @@ class Reduction:
         )
 
     def _narrow_otherwise(self, product: NarrowedRange, what: RangeReduction) -> None:
-        """Where weights are not to be made coarser, or cannot be. Activations that multiply each other are made
-        narrower only where that is asked for: both would lose by it, and few kernels multiply them as bytes."""
+        """Narrow the activations if weights are not to be made coarser, or cannot be. Two activations that multiply each other are
+        narrowed only on request: both would lose precision, and few kernels multiply them as bytes."""
         if what == "weights" or (what == "auto" and product.weight is None):
             self._note_unsafe(product, f'{self._why_not_coarser(product)}; reduce_range="activations" would do')
         else:
@@ -172,7 +172,7 @@ class Reduction:
         )
 
     def _why_not_narrower(self, group: Group, qmax: int | None) -> str | None:
-        """Why the activations of a group cannot end at `qmax`."""
+        """The reason why the activations of a group cannot end at `qmax`; None if they can."""
         if not isinstance(group.outcome, Quantize):
             return "the scale of its activations is fixed"
         if qmax is None:

@@ -17,7 +17,7 @@ from quantc.spec.numerics import QParams, quantize
 from quantc.spec.spec import QuantSpec
 
 PAIRS = 4
-"""How many pairs of each sign are looked at first."""
+"""Number of pairs of each sign tried first."""
 
 
 @dataclass(frozen=True, eq=False)

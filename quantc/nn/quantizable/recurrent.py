@@ -67,7 +67,7 @@ class LSTMCell(nn.Module):
 
 
 def _on_grid_of(maker: Any, x: Tensor) -> Tensor:
-    """A float tensor on the grid of what a quantized functional module yields."""
+    """Round a float tensor to the grid of a quantized functional module."""
     scale, zero_point = maker.grid
     return quantize_per_tensor(x, scale, zero_point, maker.out_dtype)
 
@@ -133,17 +133,17 @@ class LSTM(nn.Module):
     def forward(self, x: Tensor, hidden: State | None = None) -> tuple[Tensor, State]:
         is_single = x.dim() == 2
         x = x.unsqueeze(1) if is_single else x.transpose(0, 1) if self.batch_first else x
-        given = iter(self._given(hidden, is_single))
+        given = iter(self._first_states(hidden, is_single))
         ends: list[State] = []
         for layer in self.layers:
             x, own = layer(x, [next(given) for _ in layer.cells])  # type: ignore[union-attr]
             ends += own
-        h, c = (self._joined(name, [end[index] for end in ends]) for index, name in enumerate(STATES))
+        h, c = (self._join_states(name, [end[index] for end in ends]) for index, name in enumerate(STATES))
         if is_single:
             return x.squeeze(1), (h.squeeze(1), c.squeeze(1))
         return (x.transpose(0, 1) if self.batch_first else x), (h, c)
 
-    def _given(self, hidden: State | None, is_single: bool) -> list[State | None]:
+    def _first_states(self, hidden: State | None, is_single: bool) -> list[State | None]:
         """The states that cells start from."""
         count = self.num_layers * (1 + self.bidirectional)
         if hidden is None:
@@ -151,7 +151,7 @@ class LSTM(nn.Module):
         h, c = (part.unsqueeze(1) if is_single else part for part in hidden)
         return [(h[index], c[index]) for index in range(count)]
 
-    def _joined(self, name: str, parts: list[Tensor]) -> Tensor:
+    def _join_states(self, name: str, parts: list[Tensor]) -> Tensor:
         """The last states of all cells, on one grid."""
         rows = [part.unsqueeze(0) for part in parts]
         made: Tensor = rows[0] if len(rows) == 1 else self._modules[name].cat(rows, 0)  # type: ignore[union-attr, operator]

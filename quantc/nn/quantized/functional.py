@@ -29,7 +29,7 @@ def linear(
     scale: float | None = None,
     zero_point: int | None = None,
 ) -> QuantizedTensor:
-    """A matrix product with the rows of a weight; on the grid of what it reads if none is given."""
+    """Linear layer; on the grid of its input unless one is given."""
     x, w = check_quantized(input, "linear"), check_quantized(weight, "linear")
     own_scale, own_zero = x.grid
     grid = own_scale if scale is None else float(scale), own_zero if zero_point is None else int(zero_point)
@@ -116,7 +116,7 @@ def leaky_relu(
     scale: float | None = None,
     zero_point: int | None = None,
 ) -> QuantizedTensor:
-    """On the grid of what it reads unless one is given."""
+    """On the grid of its input unless one is given."""
     grid = None if scale is None or zero_point is None else (float(scale), int(zero_point))
     return functional_ops.pointwise("leaky_relu", input, negative_slope, grid=grid)
 

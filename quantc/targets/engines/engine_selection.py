@@ -23,12 +23,12 @@ from quantc.targets.engines.engine_table import TORCH
 ENOUGH = 30.0
 """In dB, against the Q/DQ form. Sums that overflow, or a range that is forgotten, cost more than that."""
 SLACK = 6.0
-"""In dB: how much less than torch's kernels will do where these do not come so close. They are held to the integer form
-op by op, which nobody can do inside an engine; in deep models a few roundings that go the other way grow."""
+"""In dB: the margin below torch's kernels within which an engine is accepted. Engines cannot be compared with the integer form
+op by op; in deep models a few different roundings grow."""
 SECONDS = 1.0
-"""How long engines are timed, each."""
+"""Seconds of timing per engine."""
 MIN_RUNS, MAX_RUNS = 3, 200
-"""How often."""
+"""Bounds on the number of rounds."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class EngineTiming:
     sqnr: float | None
     """Against the Q/DQ form, in dB."""
     why_not: str = ""
-    """Why it was not taken into account."""
+    """The reason why it was left out."""
 
 
 class Chosen(Deployed):

@@ -19,11 +19,11 @@ class Engine:
     load: Callable[[bytes, int], Session]
     """Of a model and a number of threads."""
     profile: str
-    """How the model is written for it (`quantc.targets.onnx.profiles`)."""
+    """The profile of the ONNX model (`quantc.targets.onnx.profiles`)."""
     packages: tuple[str, ...]
     extra: str
     suited: tuple[str, ...]
-    """Which backends' rules suit it, the best first: a program for another runs too, with more of it in float."""
+    """Backends whose rules suit it, the best first: programs for other backends run too, with more ops in float."""
 
     def why_not(self) -> str | None:
         """Reason why it is not available; None if it is."""
@@ -72,7 +72,7 @@ SHORT = {
     "onednn": TORCH,
     "fbgemm": TORCH,
 }
-"""What engines are called besides."""
+"""Other names of engines, for advice."""
 
 
 def _advice(name: str) -> str:

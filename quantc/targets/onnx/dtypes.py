@@ -41,7 +41,7 @@ BOUNDS: dict[int, tuple[int, int]] = {
     **{ONNX_TYPES[kind]: (torch.iinfo(kind).min, torch.iinfo(kind).max) for kind in (torch.int16, torch.int32)},
     UINT16: (0, 2**16 - 1),
 }
-"""What integer types hold."""
+"""Value range of each integer type."""
 
 
 def onnx_module() -> Any:

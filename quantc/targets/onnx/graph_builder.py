@@ -21,7 +21,7 @@ class GraphBuilder:
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
         self.scope = ""
-        """What new values are named after: the node that is being written."""
+        """Base name of new values: the node being written."""
         self._taken: dict[str, int] = {}
         self._constants: dict[tuple[Any, ...], str] = {}
 

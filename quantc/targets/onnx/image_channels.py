@@ -21,7 +21,7 @@ from quantc.targets.onnx.write_qdq import OnnxGrid, write_dequantize
 from quantc.targets.space_to_depth import IMAGE, SQUARE, BlockWindow, blocks_of
 
 CHANNELS = 4
-"""How many channels the kernels multiply at a time."""
+"""Channels that the kernels multiply at a time."""
 LARGEST, PAIR_BITS = 255, 16
 """The largest level of uint8, and the bits in which processors without VNNI add two products."""
 

@@ -23,7 +23,7 @@ from quantc.targets.provenance import Provenance
 OPSET, IR_VERSION = 21, 10
 """The first opset with 4-bit types and blocks, and the version of the format that goes with it."""
 LARGEST_MESSAGE = 2**31 - 1
-"""What protobuf holds in one file."""
+"""Size limit of a protobuf file."""
 MAX_LISTED = 20
 
 
@@ -33,7 +33,7 @@ class Exported:
 
     model: Any
     inputs: tuple[int, ...]
-    """Which of the program's flat inputs it takes."""
+    """The flat inputs of the program that it takes."""
     outputs: tuple[Any, ...]
     """For each flat output of the program: the place of the model's, or a Literal."""
 
@@ -131,7 +131,7 @@ def _outputs(program: Program, translation: Translation) -> tuple[tuple[Any, ...
 def _write_nodes(program: Program, translation: Translation) -> None:
     refused: list[str] = []
     parts: set[fx.Node] = set()
-    """What has no form, and what is taken out of it, which is told once."""
+    """Nodes without an ONNX form, and their items, which are not reported again."""
     for node in program.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output") or initializer_of(program, node) is not None:
             continue

@@ -36,9 +36,9 @@ class Translation:
     profile: Profile
     values: dict[fx.Node, Value] = field(default_factory=dict)
     bounds: dict[fx.Node, tuple[float | None, float | None]] = field(default_factory=dict)
-    """Activations that are left to the quantize op after them, by what they clip to."""
+    """Activations merged into the quantize op after them, by their bounds."""
     chosen: dict[fx.Node, str] = field(default_factory=dict)
-    """What DynamicQuantizeLinear quantized, by the op that chose its scale."""
+    """The output of DynamicQuantizeLinear, by the `choose_qparams` node it replaces."""
 
     def value(self, node: fx.Node) -> str:
         """Name of a node's value. Constants are written lazily, at first use."""
@@ -205,7 +205,7 @@ MODULES = (
     "write_selections",
     "write_sizes",
 )
-"""Where the entries are."""
+"""Modules that register writers."""
 
 
 def writes(*ops: str) -> Callable[[Entry], Entry]:

@@ -40,7 +40,7 @@ IN_FLOAT = frozenset(
 )
 """Ops that compute in float if they read what was dequantized."""
 MOVES = frozenset({"Expand", "Flatten", "Gather", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
-"""Ops that hand on what they read."""
+"""Ops that pass their input on."""
 
 
 @dataclass(frozen=True)

@@ -17,26 +17,24 @@ class Profile:
     name: str
     told: str
     activations: Literal["uint8", "as they are"]
-    """What int8 activations are written as. uint8 is the same shifted by 128, exactly."""
+    """Type of int8 activations. uint8 is the same shifted by 128, exactly."""
     bias: Literal["int32", "convolutions", "float"]
-    """Which biases of products of quantized tensors are written on the grid of the sums: all, those of convolutions,
-    or none."""
+    """Biases of convs and matmuls written as int32 on the grid of the accumulators: all, those of convolutions, or none."""
     clips: Literal["levels", "float"]
-    """Where activations and ranges narrower than a type are clipped: after quantizing, or before."""
+    """Domain of clipping by activations and by ranges narrower than a type: quantized levels, or floats before quantizing."""
     dynamic: Literal["integer", "qdq"]
-    """How products with run-time scales are written: on integers, or between Q and DQ."""
+    """Form of dynamically quantized convs and matmuls: integer ops, or float ops between Q and DQ."""
     float_ops: Literal["folded", "qdq"]
-    """How quantized weights are written for ops that compute in float: by ops that are folded as the model is loaded, or by
-    DequantizeLinear, which ONNX Runtime runs each time."""
+    """Form of quantized weights of float ops: ops that constant-fold when the model is loaded, or DequantizeLinear, which ONNX
+    Runtime runs each time."""
     before_norm: Literal["Add", "Sum"]
-    """How a sum is written that a layer norm reads. ONNX Runtime makes one kernel of Add and norm, which is several times
-    slower than the two; a Sum it leaves alone."""
+    """Op of a sum that a layer norm reads. ONNX Runtime fuses Add and norm into a kernel several times slower than the two; it
+    does not fuse a Sum."""
     softmax: Literal["apart", "as it is"]
-    """How a softmax between levels is written: with a Sum of one behind it, or as it is. ONNX Runtime 1.31 makes a kernel on
-    integers of the latter, in which what rounds to beyond the last level becomes the first: 1 becomes 0."""
+    """Form of a softmax between levels: with a Sum of one behind it, or as it is. ONNX Runtime 1.31 fuses the latter into an
+    integer kernel that wraps on overflow: 1 becomes 0."""
     images: Literal["wide", "as they are"]
-    """How convolutions of images of three channels are written: with more of them (`quantc.targets.onnx.image_channels`), or with
-    three."""
+    """Form of convolutions over three-channel images: with more channels (`quantc.targets.onnx.image_channels`), or with three."""
 
 
 PROFILES: Mapping[str, Profile] = {
@@ -82,7 +80,7 @@ PROFILES: Mapping[str, Profile] = {
 }
 """By name."""
 BY_BACKEND: Mapping[str, str] = {"openvino": "openvino", "tensorrt": "tensorrt"}
-"""Which profile is meant by what a program was prepared for; anything else is for ONNX Runtime."""
+"""Default profile by the program's backend; ONNX Runtime's for all others."""
 
 
 def profile_of(program: Program, name: str | None) -> Profile:

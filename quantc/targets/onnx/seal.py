@@ -36,7 +36,7 @@ def data_file(path: Path) -> Path:
 
 
 def check_seal(path: Path) -> None:
-    """LoadError if a file differs from what was sealed. A file without a seal was not written by quantc and is not checked."""
+    """Raise LoadError if a file differs from its sealed content. A file without a seal was not written by quantc and is not checked."""
     with path.open("rb") as file:
         content, seal = _parted(file.read(), SEAL)
     if seal is None:

@@ -24,9 +24,9 @@ class Calling:
     signature: Signature
     exported: Exported
     watch: Watch
-    """Inputs that are looked at for NaN: engines make a number of it."""
+    """Inputs to check for NaN: engines make a number of it."""
     is_one: bool
-    """Whether the program yields the model's one output, and nothing around it."""
+    """True if the program returns the model's single output itself."""
     known: KnownArguments = field(default_factory=KnownArguments)
 
     @staticmethod

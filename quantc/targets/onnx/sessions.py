@@ -52,7 +52,7 @@ class OnnxRuntime:
             options.optimized_model_filepath = str(optimized)
         self._session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self.names = [given.name for given in self._session.get_inputs()]
-        """What it calls its inputs, in order."""
+        """The session's input names, in order."""
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         feeds = {name: as_array(value) for name, value in zip(self.names, inputs, strict=True)}

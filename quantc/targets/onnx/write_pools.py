@@ -23,9 +23,9 @@ class PoolWindows:
     padding: int
     dilation: int
     size: int | None
-    """Of what is pooled; None if it varies."""
+    """Size of the input; None if it varies."""
     count: int | None
-    """How many windows torch has; None if it varies."""
+    """Number of windows in torch; None if it varies."""
 
     @property
     def reach(self) -> int:

@@ -172,7 +172,7 @@ def _as_matrix(call: OpCall) -> tuple[list[int], list[int]] | None:
 
 
 def _of_integers(call: OpCall, levels: tuple[str, str, str], weight: QuantizedInitializer) -> str:
-    """The product with what DynamicQuantizeLinear quantized, as ONNX Runtime's kernel for that is made of."""
+    """A matmul with the output of DynamicQuantizeLinear, in the form that ONNX Runtime fuses into its kernel."""
     x, scale, zero_point = levels
     steps, offsets = weight.constants(call.writer)
     w = call.writer.constant(weight.levels, weight.name, weight.kind)
@@ -242,8 +242,8 @@ def attention(call: OpCall) -> Value:
 
 
 def _without_masked_rows(call: OpCall, made: str, mask: fx.Node) -> str:
-    """Zeros where a mask leaves a query nothing to look at, as torch has it; a softmax of nothing but -inf is NaN. By
-    the mask alone, which is smaller than the scores and often a constant."""
+    """Zeros where a mask excludes all keys of a query, as in torch; a softmax of nothing but -inf is NaN. Computed from the mask alone,
+    which is smaller than the scores and often constant."""
     dtype, last = call.type(mask).dtype, call.writer.numbers([-1])
     known = call.translation.program.tensor(mask)
     if known is not None and not bool(_is_masked(known).all(-1).any()):

@@ -15,7 +15,7 @@ Kinds = type[nn.Module] | tuple[type[nn.Module], ...]
 
 
 class _FusedModule(nn.Sequential):
-    """A sequence whose members are known by kind: the same module as that of its members, to whoever quantizes it."""
+    """A sequence that quantization treats as one layer, by the kinds of its members."""
 
     parts: ClassVar[tuple[Kinds, ...]] = ()
 

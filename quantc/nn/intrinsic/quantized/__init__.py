@@ -1,4 +1,4 @@
-"""Quantized layers with what follows them."""
+"""Quantized fused layers."""
 
 from quantc.nn.intrinsic.quantized.modules import *
 from quantc.nn.intrinsic.quantized.modules import __all__ as __all__

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Dropout(nn.Dropout):
-    """Nothing is dropped from what is quantized."""
+    """Identity: dropout does nothing to quantized tensors."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         return input

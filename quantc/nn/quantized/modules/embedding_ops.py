@@ -20,7 +20,7 @@ from quantc.targets.kernels.embedding import BagLookup, ByteTable
 from quantc.targets.kernels.stored_weight import StoredWeight
 
 MODES = {"sum": 0, "mean": 1, "max": 2}
-"""What becomes of the rows of a bag, as torch numbers it."""
+"""Reductions of a bag, in torch's numbering."""
 
 
 def pairs(levels: Tensor) -> Tensor:
@@ -68,11 +68,11 @@ class Embedding(QuantizedModule):
                 f"the table has {self.num_embeddings} rows of {self.embedding_dim}, each with a scale, and was given "
                 f"{tuple(w.shape)} with scales along {w.axis_of}",
             )
-        self.hold("weight", self._packed(w.data_of.contiguous()))
+        self.hold("weight", self._pack(w.data_of.contiguous()))
         self.hold("weight_scale", w.q_per_channel_scales().float())
         self.hold("weight_zero_point", w.q_per_channel_zero_points().float())
 
-    def _packed(self, levels: Tensor) -> Tensor:
+    def _pack(self, levels: Tensor) -> Tensor:
         """Levels as they are stored."""
         if not self.is_packed:
             return levels
@@ -82,7 +82,7 @@ class Embedding(QuantizedModule):
 
     @property
     def is_packed(self) -> bool:
-        """Whether two levels are stored in a byte."""
+        """True if two levels are packed in a byte."""
         return self.dtype is torch.quint4x2
 
     def levels(self, rows: Tensor | None = None) -> Tensor:
@@ -117,7 +117,7 @@ class Embedding(QuantizedModule):
     def load(self, state: dict[str, Any]) -> None:
         weight: Any = state.get("weight")
         is_apart = weight is not None and weight.shape[-1:] == (self.embedding_dim,) and self.embedding_dim > 1
-        super().load({**state, "weight": self._packed(weight)} if is_apart and weight is not None else state)
+        super().load({**state, "weight": self._pack(weight)} if is_apart and weight is not None else state)
 
     def why_not_load(self, state: dict[str, Any]) -> list[str]:
         """Levels of 4 bits may be one to a byte, as torch.ao's are unpacked."""

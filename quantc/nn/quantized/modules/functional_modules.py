@@ -56,7 +56,7 @@ class FXFloatFunctional(_Functional):
 class FloatFunctional(FXFloatFunctional):
     """Ops on floats, whose results an observer sees once the model is prepared.
 
-    Numbers that are added or multiplied with need none: they move or stretch the grid of what is read.
+    Addition of and multiplication by a number need no observer: they shift or scale the grid of the input.
     """
 
     def __init__(self) -> None:
@@ -79,19 +79,19 @@ class QFunctional(QuantizedModule, _Functional):
         self.activation_post_process: nn.Module = nn.Identity()
 
     def add(self, x: Tensor, y: Tensor) -> QuantizedTensor:
-        return self._seen(functional_ops.bytewise("add", x, y, self.grid))
+        return self._observe(functional_ops.bytewise("add", x, y, self.grid))
 
     def add_relu(self, x: Tensor, y: Tensor) -> QuantizedTensor:
-        return self._seen(functional_ops.bytewise("add relu", x, y, self.grid))
+        return self._observe(functional_ops.bytewise("add relu", x, y, self.grid))
 
     def mul(self, x: Tensor, y: Tensor) -> QuantizedTensor:
-        return self._seen(functional_ops.bytewise("mul", x, y, self.grid))
+        return self._observe(functional_ops.bytewise("mul", x, y, self.grid))
 
     def cat(self, x: Sequence[Tensor], dim: int = 0) -> QuantizedTensor:
-        return self._seen(functional_ops.cat_on_grid(x, dim, self.grid))
+        return self._observe(functional_ops.cat_on_grid(x, dim, self.grid))
 
     def matmul(self, x: Tensor, y: Tensor) -> QuantizedTensor:
-        return self._seen(functional_ops.in_float(torch.matmul, x, y, grid=self.grid, what="matmul"))
+        return self._observe(functional_ops.in_float(torch.matmul, x, y, grid=self.grid, what="matmul"))
 
     def add_scalar(self, x: Tensor, y: float) -> QuantizedTensor:
         return functional_ops.plus_scalar(x, y)
@@ -99,7 +99,7 @@ class QFunctional(QuantizedModule, _Functional):
     def mul_scalar(self, x: Tensor, y: float) -> QuantizedTensor:
         return functional_ops.times_scalar(x, y)
 
-    def _seen(self, made: QuantizedTensor) -> QuantizedTensor:
+    def _observe(self, made: QuantizedTensor) -> QuantizedTensor:
         seen: QuantizedTensor = self.activation_post_process(made)
         return seen
 

@@ -13,7 +13,7 @@ from quantc.nn import quantizable
 from quantc.nn.quantized_tensor import quantize_per_tensor
 
 SWAP_STEPS: list[Callable[[nn.Module], object]] = []
-"""What swaps the steps of an observed module: the eager flow's `convert`, which is there if anything was observed."""
+"""The eager flow's `convert`, for the steps of an observed module; empty until that flow is imported."""
 
 
 class _OfSteps(nn.Module):

@@ -1,4 +1,4 @@
-"""Convolutions with what follows them, for quantization aware training."""
+"""Convolutions fused with norm and activation, for quantization aware training."""
 
 from torch import nn
 

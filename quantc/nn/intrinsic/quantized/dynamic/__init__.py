@@ -1,4 +1,4 @@
-"""Layers with what follows them, that find scales as they run."""
+"""Dynamically quantized fused layers."""
 
 from quantc.nn.intrinsic.quantized.dynamic.modules import LinearReLU
 

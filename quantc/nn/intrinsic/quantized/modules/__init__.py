@@ -1,4 +1,4 @@
-"""Quantized layers with what follows them."""
+"""Quantized fused layers."""
 
 from quantc.nn.intrinsic.quantized.modules.bn_relu import BNReLU2d, BNReLU3d
 from quantc.nn.intrinsic.quantized.modules.conv_relu import ConvReLU1d, ConvReLU2d, ConvReLU3d

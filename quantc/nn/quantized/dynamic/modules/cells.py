@@ -1,4 +1,4 @@
-"""Recurrent cells that find the scales of what they multiply as they run: a class is a row, as in `rnn`."""
+"""Dynamically quantized recurrent cells: a class is a row, as in `rnn`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions that find the scale of what they read as they run."""
+"""Dynamically quantized convolutions."""
 
 from __future__ import annotations
 

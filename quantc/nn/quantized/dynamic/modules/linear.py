@@ -1,4 +1,4 @@
-"""The linear layer that finds the scale of what it reads as it runs."""
+"""The dynamically quantized linear layer."""
 
 from __future__ import annotations
 

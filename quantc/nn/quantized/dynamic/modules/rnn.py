@@ -1,6 +1,6 @@
-"""Recurrent layers that find the scales of what they multiply as they run.
+"""Dynamically quantized recurrent layers.
 
-A class is a row: its kind, by torch's name. What a kind computes is in the integer form's table of them.
+A class is a row: its kind, by torch's name. The integer form's table defines the computation of each kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The linear layer that finds the scale of what it reads as it runs, and ends in a ReLU."""
+"""The dynamically quantized linear layer with a ReLU."""
 
 from typing import Any, ClassVar
 
