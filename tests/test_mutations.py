@@ -82,12 +82,13 @@ META: dict[str, str] = {
 def mutations(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """Statements and calls that change a graph, as far as names tell."""
     for node in (node for statement in statements for node in ast.walk(statement)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            name = node.func.attr
-            is_found = name in ON_GRAPHS or (name in ON_PROGRAMS and _last(node.func.value) in PROGRAMS)
-        else:
-            is_written = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-            is_found = is_written and node.attr in FIELDS and _last(node.value) != "self"
+        match node:
+            case ast.Call(func=ast.Attribute(value=owner, attr=name)):
+                is_found = name in ON_GRAPHS or (name in ON_PROGRAMS and _last(owner) in PROGRAMS)
+            case ast.Attribute(value=owner, attr=name, ctx=ast.Store()):
+                is_found = name in FIELDS and _last(owner) != "self"
+            case _:
+                is_found = False
         if is_found:
             yield node
 

@@ -74,7 +74,7 @@ FAULTS: dict[str, tuple[str, Any, str, Any, str]] = {
     "the first place for any": ("legalize-slices/levels", legalize_slices, "_ends", first_place, NUMBERS),
     "another number": ("legalize-bmm/attention", legalize_bmm, "with_tensor", other_number, NUMBERS),
     "a weight that is off by one": ("legalize-weights/conv", legalize_weights, "_constant", plus_one, NUMBERS),
-    "an end where there is none": ("legalize-xnnpack/ops", legalize_xnnpack, "FARTHEST", 0.1, NUMBERS),
+    "levels shifted too little": ("legalize-xnnpack/levels", legalize_xnnpack, "UNSIGNED", 127, "does not run"),
     "steps that are not turned": ("unroll-recurrent/gru", unroll_recurrent.Unrolled, "flipped", as_it_is, NUMBERS),
     "a body of another form": ("unroll-recurrent/branch", unroll_recurrent, "CELLS", WITHOUT_STATE, "rule"),
     "padding on the other side": ("space-to-depth/image", space_to_depth, "blocks_of", nowhere, NUMBERS),
