@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import fx
 
@@ -23,17 +23,21 @@ class DuplicateDq(Pass):
     needs: ClassVar[Stage] = Stage.QUANTIZED
     preserves: ClassVar[Preserves] = Preserves.EXACTLY
 
+    results: Literal["share", "own"] = "share"
+    """Whether a result of the program shares the op with its first reader, or has one of its own, as delegates need that
+    hand on integers."""
+
     def run(self, program: Program) -> Outcome:
-        made = sum(_duplicate(program, graph) for _, graph in program.graphs())
+        made = sum(_duplicate(program, graph, self.results) for _, graph in program.graphs())
         return Outcome(made > 0, (f"{made} ops added",) if made else ())
 
 
-def _duplicate(program: Program, graph: fx.Graph) -> int:
+def _duplicate(program: Program, graph: fx.Graph, results: str) -> int:
     shared = {node for node in graph.nodes if is_dequantize(node) and len(node.users) > 1}
     seen: set[fx.Node] = set()
     made = 0
     for reader in list(graph.nodes):
-        if not shared or reader.op == "output" or shared.isdisjoint(reader.all_input_nodes):
+        if not shared or (reader.op == "output" and results == "share") or shared.isdisjoint(reader.all_input_nodes):
             continue
         own: dict[fx.Node, fx.Node] = {}
         read = [source for source in reader.all_input_nodes if source in shared]

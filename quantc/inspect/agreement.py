@@ -20,11 +20,11 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from quantc.errors import DataError, QuantcError
-from quantc.integer.bias_grid import snap_biases
 from quantc.integer.grid import Grid, grid_of
 from quantc.ir.batch_inputs import check_batches, leaves_of
 from quantc.ir.dialect import WEIGHTED, argument, is_op, op_name
 from quantc.ir.program import Program, Stage
+from quantc.passes.snap_bias import SnapBias
 from quantc.pipeline.numeric_guard import NodeByNode
 from quantc.qdq.ops import is_choice, is_dequantize, is_quantize
 
@@ -138,7 +138,7 @@ def agreement(qdq: Program, integer: Program, batches: Iterable[Any]) -> Agreeme
     _check_twins(qdq, integer)
     check_batches(batches)
     qdq = qdq.clone()
-    snap_biases(qdq)
+    SnapBias().run(qdq)
     comparison = _Comparison(qdq, integer)
     count = 0
     for count, batch in enumerate(batches, start=1):

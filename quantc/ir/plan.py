@@ -106,6 +106,9 @@ class Plan:
     """The reason why a node was left float, where annotation knows it."""
     lowered: NodeTable[str] = field(default_factory=NodeTable[str])
     """In the integer form: the node of the Q/DQ form, by name, that a node has the value of."""
+    made_for: NodeTable[str] = field(default_factory=NodeTable[str])
+    """In a program that was legalized for a target: the op, by the name it had, that a node was made for; empty for none.
+    A node without a row stands for itself."""
     outcomes: dict[Site, TensorOutcome] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     statistics: dict[str, Observation] = field(default_factory=dict)
@@ -135,9 +138,9 @@ class Plan:
         return self.outcomes == other.outcomes and mine == theirs
 
     @property
-    def tables(self) -> tuple[NodeTable[Claim], NodeTable[str], NodeTable[str]]:
+    def tables(self) -> tuple[NodeTable[Claim], NodeTable[str], NodeTable[str], NodeTable[str]]:
         """The node tables of the plan."""
-        return self.claims, self.left_float, self.lowered
+        return self.claims, self.left_float, self.lowered, self.made_for
 
     def renamed(self, nodes: Mapping[fx.Node, fx.Node]) -> Plan:
         """The plan for a copy of the graph; `nodes` maps old nodes to new ones. The statistics objects are shared."""
@@ -147,6 +150,7 @@ class Plan:
             self.claims.renamed(nodes),
             self.left_float.renamed(nodes),
             self.lowered.renamed(nodes),
+            self.made_for.renamed(nodes),
             dict(self.outcomes),
             self.groups,
             dict(self.statistics),

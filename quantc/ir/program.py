@@ -368,19 +368,31 @@ class Program(GraphTree):
 
         A parameter stays a parameter, anything else becomes a buffer. The name may contain dots.
         """
-        owner = self.owner(before.graph)
         parent, _, leaf = hint.rpartition(".")
-        holder = _submodule(owner, parent)
-        name = leaf
-        while hasattr(holder, name):
-            # counted, not searched from 1: a pass may store thousands under one hint
-            self._taken[hint] = self._taken.get(hint, 0) + 1
-            name = f"{leaf}_{self._taken[hint]}"
+        holder = _submodule(self.owner(before.graph), parent)
+        name = self._free_name(holder, leaf, hint)
         if isinstance(value, nn.Parameter):
             holder.register_parameter(name, value)
         else:
             holder.register_buffer(name, value)
         return self.read(f"{parent}.{name}" if parent else name, before=before)
+
+    def subgraph(self, hint: str, graph: fx.Graph, *, before: fx.Node) -> fx.Node:
+        """Store a nested graph, which refers to no constants, under a name like `hint`, and insert its get_attr node
+        before `before`."""
+        owner = self.owner(before.graph)
+        name = self._free_name(owner, hint, hint)
+        owner.add_module(name, fx.GraphModule(nn.Module(), graph))
+        return self.read(name, before=before)
+
+    def _free_name(self, holder: nn.Module, leaf: str, hint: str) -> str:
+        """A name like `leaf` that a module does not have yet."""
+        name = leaf
+        while hasattr(holder, name):
+            # counted, not searched from 1: a pass may store thousands under one hint
+            self._taken[hint] = self._taken.get(hint, 0) + 1
+            name = f"{leaf}_{self._taken[hint]}"
+        return name
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         """Replace all uses of `old` by the new node `new`, move `old`'s rows to it, and erase `old`."""

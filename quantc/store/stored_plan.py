@@ -61,6 +61,10 @@ class QuantizerData(_Data):
     backends: list[str]
 
 
+ADDED = ("arithmetic", "made_for")
+"""Fields that came later, and are written where they say something."""
+
+
 class PlanData(_Data):
     """A plan without its tensors, which are stored under `statistics/<group>/<name>` and `qparams/<group>/<name>`."""
 
@@ -69,6 +73,7 @@ class PlanData(_Data):
     claims: dict[str, ClaimData]
     left_float: dict[str, str]
     lowered: dict[str, str] = {}
+    made_for: dict[str, str] = {}
     uses: list[TensorOutcome]
     outcomes: dict[str, NonNegativeInt]
     groups: list[GroupData]
@@ -81,9 +86,9 @@ class PlanData(_Data):
 
     @model_serializer(mode="wrap")
     def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without arithmetic if there are none: earlier versions read such files."""
+        """Without what there is none of: earlier versions read such files."""
         data: dict[str, Any] = dump(self)
-        return data if self.arithmetic else {name: value for name, value in data.items() if name != "arithmetic"}
+        return {name: value for name, value in data.items() if name not in ADDED or value}
 
 
 # -- writing ---------------------------------------------------------------------------------------------------
@@ -121,6 +126,7 @@ def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TensorWriter) -
         claims={names[node]: _claim_data(claim) for node, claim in plan.claims.rows.items()},
         left_float={names[node]: reason for node, reason in plan.left_float.rows.items()},
         lowered={names[node]: name for node, name in plan.lowered.rows.items()},
+        made_for={names[node]: name for node, name in plan.made_for.rows.items()},
         uses=list(uses),
         outcomes=outcomes,
         groups=groups,
@@ -168,6 +174,7 @@ def plan_of(
         claims=NodeTable({_node(nodes, name, "claims"): Claim(**dict(claim)) for name, claim in data.claims.items()}),
         left_float=NodeTable({_node(nodes, name, "left_float"): why for name, why in data.left_float.items()}),
         lowered=NodeTable({_node(nodes, name, "lowered"): old for name, old in data.lowered.items()}),
+        made_for=NodeTable({_node(nodes, name, "made_for"): old for name, old in data.made_for.items()}),
         outcomes=outcomes,
         groups=tuple(_group(uses, index, group) for index, group in enumerate(data.groups)),
         batches=data.batches,

@@ -32,6 +32,8 @@ EXECUTORCH = Target(
     "executorch",
     "quantc.targets.executorch.executorch_lowering:lower",
     suffix=".pte",
+    pipeline="fix-sizes,legalize-xnnpack,legalize-slices,legalize-bmm,legalize-weights,unroll-recurrent,space-to-depth,"
+    "duplicate-dq{results=own}",
     requires=("executorch", "executorch"),
     summary="An ExecuTorch program, delegated to XNNPACK.",
 )

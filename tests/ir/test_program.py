@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from quantc.errors import AnnotationError, InputError, LoadError, ModeError, UnknownNameError
 from quantc.ir.plan import Claim
@@ -127,6 +127,18 @@ def test_constants_get_names_of_their_own() -> None:
     mul.args = (mul.args[0], trained)
     program.touch()
     assert torch.equal(program(X), X.relu())
+
+
+def test_nested_graphs_are_stored_under_names_of_their_own() -> None:
+    program = net()
+    mul = program.node("mul")
+    graphs = [fx.Graph() for _ in range(2)]
+    for graph in graphs:
+        graph.output((graph.placeholder("x"),))
+    made = [program.subgraph("body", graph, before=mul) for graph in graphs]
+    assert [node.target for node in made] == ["body", "body_1"]
+    assert dict(program.graphs()) == {"": program.graph, "body": graphs[0], "body_1": graphs[1]}
+    program.verify()
 
 
 def test_only_the_first_reasons_against_training_are_kept() -> None:

@@ -52,6 +52,18 @@ def program() -> Program:
     return calibrated()
 
 
+def test_what_nodes_were_made_for_comes_back_and_files_without_it_stay_as_they_were(
+    program: Program, tmp_path: Path
+) -> None:
+    converted = qc.convert(program)
+    assert "made_for" not in data_of(converted)[0].model_dump_json()
+    first, second, *_ = [node for node in converted.graph.nodes if node.op == "call_function"]
+    converted.plan.made_for[first] = "conv2d"
+    converted.plan.made_for[second] = ""
+    found = again(converted, tmp_path).plan.made_for
+    assert {node.name: name for node, name in found.rows.items()} == {first.name: "conv2d", second.name: ""}
+
+
 def test_a_plan_comes_back_from_json_with_its_tensors(program: Program) -> None:
     converted = qc.convert(program)
     for given in (program, converted):

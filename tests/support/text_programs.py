@@ -39,8 +39,12 @@ def see(program: Program) -> None:
         calibrate(program, [program.example_inputs])
 
 
+SIZE = 2
+"""Of a dimension that varies, in an example."""
+
+
 def example(name: str, kind: TensorType) -> Tensor:
-    return made(name, kind.dtype, tuple(int(size) for size in kind.shape))
+    return made(name, kind.dtype, tuple(size if isinstance(size, int) else SIZE for size in kind.shape))
 
 
 def made(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

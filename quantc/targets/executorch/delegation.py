@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+import torch
 from torch import fx
 
-from quantc.ir.dialect import op_name
+from quantc.ir.dialect import is_op, op_name, ops_in
+from quantc.ir.op_row import Family
 from quantc.ir.plan import Claim
 from quantc.ir.program import Program
 from quantc.spec.formats import Timing
 from quantc.support.terminal import plain_rows
-from quantc.targets.executorch.legalize_xnnpack import is_mean_of_any_number
 from quantc.targets.executorch.partitioning import is_implicit, name_of
-from quantc.targets.executorch.unroll_recurrent import STEPS
 
+RECURRENT = ops_in(Family.RECURRENT)
+MEANS = ("mean", "adaptive_avg_pool2d")
+"""Ops that `legalize-xnnpack` may write as a pool."""
 MAX_ROWS = 40
 """How many ops the text shows."""
 
@@ -124,8 +127,9 @@ class Delegation:
 # -- reading it from what was lowered ------------------------------------------------------------------------------
 
 
-def delegation_of(program: Program, manager: Any, reasons: Mapping[str, str]) -> Delegation:
-    """Delegation of a program's quantized ops, read from the lowered graphs."""
+def delegation_of(program: Program, legal: Program, manager: Any, reasons: Mapping[str, str]) -> Delegation:
+    """Delegation of a program's quantized ops, read from the lowered graphs; `legal` is the program as they were given
+    it."""
     top = manager.exported_program().graph_module
     inside = {id(graph): graph for graph in _delegated(top)}
     places: dict[str, set[RunsOn]] = {}
@@ -138,7 +142,8 @@ def delegation_of(program: Program, manager: Any, reasons: Mapping[str, str]) ->
         if name := name_of(node):
             on_integers = "embedding_byte" in str(node.target)
             places.setdefault(name, set()).add(RunsOn.KERNEL if on_integers else RunsOn.PORTABLE)
-    rows = tuple(_rows(program, places, reasons))
+    pools = {node.name for node in legal.nodes() if node.target is torch.ops.aten.avg_pool2d.default}
+    rows = tuple(_rows(program, places, reasons, pools))
     return Delegation(program.name, rows, len(inside), tuple(others))
 
 
@@ -155,12 +160,14 @@ def misread(manager: Any) -> str:
     return ""
 
 
-def _rows(program: Program, places: Mapping[str, set[RunsOn]], reasons: Mapping[str, str]) -> Iterator[DelegationRow]:
+def _rows(
+    program: Program, places: Mapping[str, set[RunsOn]], reasons: Mapping[str, str], pools: Container[str]
+) -> Iterator[DelegationRow]:
     for node, claim in program.plan.claims.rows.items():
         if node.op != "call_function" or "getitem" in str(node.target):
             continue
         place = _worst(places.get(node.name, {RunsOn.GONE}))
-        why = "" if place in ON_INTEGERS else _why(program, node, claim, reasons)
+        why = "" if place in ON_INTEGERS else _why(program, node, claim, reasons, pools)
         origin = program.origins.get(node)
         yield DelegationRow(node.name, op_name(node), claim.rule, origin.module_path if origin else "", place, why)
 
@@ -171,13 +178,13 @@ def _worst(places: Iterable[RunsOn]) -> RunsOn:
     return min(places, key=order.index)
 
 
-def _why(program: Program, node: fx.Node, claim: Claim, reasons: Mapping[str, str]) -> str:
+def _why(program: Program, node: fx.Node, claim: Claim, reasons: Mapping[str, str], pools: Container[str]) -> str:
     """The partitioner's own reason, or else an evident one."""
-    if op_name(node) in STEPS:
+    if is_op(node, *RECURRENT):
         return "its products with the input are taken; its state is float, and so is what is made of it"
     if claim.timing is Timing.WEIGHT_ONLY:
         return "XNNPACK multiplies floats only with weights of linear layers, and these with a scale for each channel"
-    if is_mean_of_any_number(node):
+    if is_op(node, *MEANS) and node.name in pools:
         return "a pool in float: the int8 mean is wrong for a batch that is larger than those before it"
     for name in (node.name, claim.root):
         if name in reasons:

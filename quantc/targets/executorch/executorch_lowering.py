@@ -10,20 +10,19 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
-from quantc.capture.export.fix_sizes import fix_opened
 from quantc.errors import QuantcError, RefusedError
 from quantc.ir.program import Program, check_program
+from quantc.pipeline.pipeline import Hook, Pipeline
 from quantc.targets.executorch.artifact import TARGET, Pte
 from quantc.targets.executorch.call_signature import outputs_of
 from quantc.targets.executorch.delegation import delegation_of, misread
 from quantc.targets.executorch.exporting import LARGEST, examples_of, export_program, keeps_state, size_ranges
 from quantc.targets.executorch.lazy_imports import package, quiet, suppress_warnings
-from quantc.targets.executorch.legalize_strided import write_blocks
-from quantc.targets.executorch.legalize_xnnpack import spell
 from quantc.targets.executorch.metadata import METHOD, metadata_of
 from quantc.targets.executorch.partitioning import guard_partitioners, reasons
 from quantc.targets.executorch.weight_only_linear import xnnpack_partitioner
 from quantc.targets.provenance import check_quantized
+from quantc.targets.target_table import EXECUTORCH
 
 
 def lower(
@@ -32,16 +31,21 @@ def lower(
     *,
     partitioners: Sequence[Any] | None = None,
     largest: int | Mapping[str, int] | None = None,
+    pipeline: Pipeline | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> Pte:
     """Lower a quantized program in Q/DQ form to ExecuTorch. The program is not modified.
 
     `partitioners` assign ops to delegates, the first one first; XNNPACK's by default. `largest` is the size up to which
     memory is reserved for unbounded dynamic dimensions: one for all (64 by default), or by symbol. A batch dimension
     that is dynamic by default only is fixed to that of the example inputs, unless `largest` is given.
+
+    `pipeline` is run on a copy first, watched by `hooks`: by default `quantc.pipelines.lower("executorch")`, without
+    `fix-sizes` if `largest` is given, and without `space-to-depth` if `partitioners` are. Any other is run as it is.
     """
     check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
     _check_form(program)
-    return as_pte(program, partitioners=partitioners, largest=largest)
+    return as_pte(program, partitioners=partitioners, largest=largest, pipeline=pipeline, hooks=hooks)
 
 
 def as_pte(
@@ -49,33 +53,30 @@ def as_pte(
     *,
     partitioners: Sequence[Any] | None = None,
     largest: int | Mapping[str, int] | None = LARGEST,
+    pipeline: Pipeline | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> Pte:
     """Lower a program to ExecuTorch, quantized or not."""
     exir = package("executorch.exir")
     package("executorch.kernels.quantized")
     package("executorch.exir.passes._quant_patterns_and_replacements")  # registers what exporting its ops needs
-    given = _partitioners(partitioners) if partitioners is not None else [xnnpack_partitioner()]
-    source, own = program, program.clone()
-    fixed = fix_opened(own) if largest is None else None
-    if fixed is not None:
-        program = own.clone()
-    spell(own)
-    if partitioners is None:
-        write_blocks(own)
+    asked = _partitioners(partitioners) if partitioners is not None else [xnnpack_partitioner()]
+    without = [name for name, given in (("fix-sizes", largest), ("space-to-depth", partitioners)) if given is not None]
+    own = pipeline_for(program, pipeline, without).run_on_copy(program, hooks)
     ranges = size_ranges(own, LARGEST if largest is None else largest)
     try:
         graph = export_program(own, ranges)
-        metadata = metadata_of(program, ranges, has_state=keeps_state(graph), source=source)
+        metadata = metadata_of(own, ranges, has_state=keeps_state(graph), source=program)
         with reasons() as refusals, suppress_warnings():
             manager = exir.to_edge_transform_and_lower(
-                graph, partitioner=guard_partitioners(given), constant_methods={METHOD: metadata.to_text()}
+                graph, partitioner=guard_partitioners(asked), constant_methods={METHOD: metadata.to_text()}
             )
         _check_sizes(manager, own)
         _restore_ranges(manager)
         if wrong := misread(manager):
             raise ValueError(f"{wrong} is read by a delegate and by others, which would take its integers for floats")
         _begin_states(manager)
-        delegation = replace(delegation_of(program, manager, refusals), sizes=fixed or "")
+        delegation = replace(delegation_of(program, own, manager, refusals), sizes=fixed_sizes(program, own))
         with quiet():
             content = manager.to_executorch().buffer
     except QuantcError:
@@ -90,13 +91,32 @@ def as_pte(
         bytes(content),
         metadata,
         where=f"{program.name} for ExecuTorch",
-        signature=program.signature,
+        signature=own.signature,
         delegation=delegation,
-        outputs=outputs_of(program),
+        outputs=outputs_of(own),
     )
     if partitioners is None:
         _check_runs(made, own)
     return made
+
+
+def pipeline_for(program: Program, given: Pipeline | None, without: Sequence[str]) -> Pipeline:
+    """The pipeline given; or the default one, without passes that options exclude, or that a float program cannot run."""
+    default = Pipeline.parse(EXECUTORCH.pipeline)
+    if given is not None and given != default:
+        return given
+    return Pipeline(tuple(step for step in default if step.name not in without and step.needs <= program.stage))
+
+
+def fixed_sizes(program: Program, own: Program) -> str:
+    """The sizes that are open in a program and fixed in what became of it, as text; empty if there are none."""
+    found: dict[str, int] = {}
+    for before, after in zip(program.signature.inputs, own.signature.inputs, strict=True):
+        if before.type is not None and after.type is not None:
+            pairs = zip(before.type.shape, after.type.shape, strict=True)
+            found |= {size: now for size, now in pairs if size in program.signature.opened and isinstance(now, int)}
+    listed = ", ".join(f"{symbol} is fixed to {size}" for symbol, size in found.items())
+    return f"{listed}, as in the example inputs" if listed else ""
 
 
 def _partitioners(given: Any) -> list[Any]:

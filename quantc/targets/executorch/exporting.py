@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
-from torch.fx.graph import CodeGen
 
-from quantc.capture.export.fix_sizes import write_out
 from quantc.errors import QuantcError, RefusedError, suggest
+from quantc.ir.graph_tree import GraphTree
 from quantc.ir.program import Program
-from quantc.qdq.ops import is_dequantize
 from quantc.targets.executorch.lazy_imports import quiet
 from quantc.targets.executorch.partitioning import give_name
 from quantc.targets.executorch.runtime import in_order
@@ -60,15 +58,9 @@ def _wrong(what: str, advice: str) -> RefusedError:
 def export_program(program: Program, ranges: Mapping[str, tuple[int, int]]) -> ExportedProgram:
     """Export a program that the caller owns. Its flat outputs are the tensors that it yields."""
     inputs = _of_several(program, examples_of(program), ranges)
-    for _, graph in program.graphs():
-        for node in graph.nodes:
-            if node.op == "call_function" and "custom" not in node.meta:
-                give_name(node, node.name)
     shapes = _shapes(program, ranges)
     with quiet(), torch.no_grad():
-        made = torch.export.export(_flat_module(program), inputs, dynamic_shapes=shapes)
-    _part_dequantized(made.graph)
-    return made
+        return torch.export.export(_flat_module(program), inputs, dynamic_shapes=shapes)
 
 
 def keeps_state(program: ExportedProgram) -> bool:
@@ -89,27 +81,38 @@ def keeps_state(program: ExportedProgram) -> bool:
     return bool(signature.buffers_to_mutate)
 
 
-def _part_dequantized(graph: fx.Graph) -> None:
-    """Give each reader a dequantize op of its own: one that a delegate takes with an op must have no other reader."""
-    for node in list(graph.nodes):
-        if not is_dequantize(node):
-            continue
-        for user in list(node.users)[1:]:
-            with graph.inserting_before(user):
-                own = graph.create_node("call_function", node.target, node.args, dict(node.kwargs))
-            own.meta = dict(node.meta)
-            user.replace_input_with(node, own)
-
-
 def _flat_module(program: Program) -> fx.GraphModule:
-    _fix_constants(program)
+    """A module on a copy of the graph: its inputs and outputs are tensors, one after the other, and each op carries the
+    name of the op that it was made for.
+    """
     graph, root = program._as_given()
-    graph.set_codegen(CodeGen())
-    (output,) = graph.find_nodes(op="output")
-    output.args = (tuple(value for value in output.args[0] if isinstance(value, fx.Node)),)
-    module = fx.GraphModule(root, graph)
+    constants = [item.constant if item.is_constant else ... for item in program.signature.inputs]
+    names = {path: _names(program, inner) for path, inner in program.graphs()}
+    flat = fx.Graph()
+    values: dict[fx.Node, Any] = {}
+    given = iter(constants)
+    for node in graph.nodes:
+        if node.op == "placeholder" and (constant := next(given)) is not ...:
+            values[node] = constant  # what it was at capture
+        elif node.op == "output":
+            results = fx.map_arg(node.args[0], values.__getitem__)
+            flat.output(tuple(value for value in results if isinstance(value, fx.Node)))  # type: ignore[union-attr]
+        else:
+            values[node] = flat.node_copy(node, values.__getitem__)
+    module = fx.GraphModule(root, flat)
+    of_top = {own: names[""].get(old.name, old.name) for old, own in values.items() if isinstance(own, fx.Node)}
+    for path, inner in GraphTree(flat, module).graphs():
+        for node in inner.nodes:
+            if node.op == "call_function":
+                give_name(node, of_top[node] if not path else names.get(path, {}).get(node.name, node.name))
     _order_constants(module)
     return module.requires_grad_(False).eval()
+
+
+def _names(program: Program, graph: fx.Graph) -> dict[str, str]:
+    """By the name of a node: the name of the op that it was made for, if it is another."""
+    made_for = program.plan.made_for
+    return {node.name: made_for[node] for node in graph.nodes if node in made_for}
 
 
 def _order_constants(module: nn.Module) -> None:
@@ -123,15 +126,6 @@ def _order_constants(module: nn.Module) -> None:
             path, _, leaf = name.rpartition(".")
             own = nn.Parameter(ordered, False) if isinstance(value, nn.Parameter) else ordered
             setattr(module.get_submodule(path), leaf, done.setdefault(id(value), own))
-
-
-def _fix_constants(program: Program) -> None:
-    """Inputs that are no tensors are what they were at capture, and no inputs any more."""
-    placeholders = program.graph.find_nodes(op="placeholder")
-    for node, item in zip(placeholders, program.signature.inputs, strict=True):
-        if item.is_constant:
-            write_out(node, item.constant)
-            program.graph.erase_node(node)
 
 
 def examples_of(program: Program) -> tuple[Tensor, ...]:

@@ -71,10 +71,11 @@ class Metadata(BaseModel):
 def metadata_of(
     program: Program, ranges: dict[str, tuple[int, int]], *, has_state: bool = False, source: Program | None = None
 ) -> Metadata:
-    """Metadata of a program's file; `source` is the given program, if some of its sizes were fixed."""
-    watched = {item.place: item for item in Watch.of(program.graph, program.signature).inputs}
+    """Metadata of a program's file; `source` is the given program, before it was legalized."""
+    given = program if source is None else source
+    watched = {item.place: item for item in Watch.of(given.graph, given.signature).inputs}
     return Metadata(
-        **asdict(Provenance.of(program if source is None else source)),
+        **asdict(Provenance.of(given)),
         torch=version("torch"),
         executorch=version("executorch"),
         inputs=[

@@ -11,7 +11,6 @@ from torch import fx
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType
 from quantc.qdq.registration import decomposed_ops
-from quantc.targets.executorch.partitioning import give_name
 
 
 def reshape_sizes(shape: Sequence[int | str]) -> list[int]:
@@ -21,7 +20,7 @@ def reshape_sizes(shape: Sequence[int | str]) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Mover:
-    """Emits ops before a node. They are attributed to `name` in the delegation report; to none, if it is empty."""
+    """Emits ops before a node, made for the op `name`, to which reports attribute them; for none, if it is empty."""
 
     program: Program
     before: fx.Node
@@ -29,7 +28,7 @@ class Mover:
 
     def emit(self, target: Any, args: tuple[Any, ...], kind: TensorType) -> fx.Node:
         made = self.program.emit(target, args, before=self.before, value=kind)
-        give_name(made, self.name)
+        self.program.plan.made_for[made] = self.name
         return made
 
     def move(self, x: fx.Node, op: Any, how: tuple[Any, ...], kind: TensorType) -> fx.Node:

@@ -1,7 +1,7 @@
 """Weight-only linear layers in the XNNPACK delegate.
 
 XNNPACK multiplies floats by 8-bit or 4-bit weights with per-channel scales. Its partitioner does not expose that; it
-needs one more config, for layers without bias: `quantc.targets.executorch.legalize_xnnpack` adds the bias afterwards.
+needs one more config, for layers without bias: the pass `legalize-weights` adds the bias afterwards.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Widening of convolutions over three-channel images: ONNX Runtime's fast kernels need a multiple of four channels.
 
-Such an image is written with space-to-depth (`quantc.targets.space_to_depth`), or with a fourth channel that is
+Such an image is written with space-to-depth (`quantc.targets.block_windows`), or with a fourth channel that is
 multiplied by zero. Both compute the same sums.
 """
 
@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from quantc.integer.proof.bounds import by_channel, decisive, pair_reach
 from quantc.ir.types import tensor_type
+from quantc.targets.block_windows import IMAGE, SQUARE, BlockWindow, blocks_of
 from quantc.targets.onnx.op_writers import OpCall
 from quantc.targets.onnx.quantized_initializers import QuantizedInitializer
 from quantc.targets.onnx.write_qdq import OnnxGrid, write_dequantize
-from quantc.targets.space_to_depth import IMAGE, SQUARE, BlockWindow, blocks_of
 
 CHANNELS = 4
 """Channels that the kernels multiply at a time."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, fx
 
 from quantc.qdq.ops import is_dequantize
+from quantc.targets.block_windows import BlockWindow
 from quantc.targets.onnx.dtypes import INT32
 from quantc.targets.onnx.image_channels import wide_conv
 from quantc.targets.onnx.op_writers import OpCall, Value, writes
 from quantc.targets.onnx.quantized_initializers import QuantizedInitializer
-from quantc.targets.space_to_depth import BlockWindow
 
 LARGEST = 2**31 - 1
 

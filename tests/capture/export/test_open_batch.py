@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 
 import quantc as qc
 from quantc.capture.capture_request import Request
-from quantc.capture.export.fix_sizes import fix_opened
 from quantc.capture.export.open_batch import with_open_batch
 from quantc.errors import CaptureError, InputError
 from quantc.ir.program import Program
+from quantc.passes.fix_sizes import fix_opened
 from quantc.text.parser import parse
 from quantc.text.printer import numbered
 from tests.support.agree import assert_same, fingerprint, run

@@ -6,7 +6,7 @@ import json
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,8 +17,12 @@ from typer.testing import CliRunner
 import quantc as qc
 from quantc.cli.app import app
 from quantc.cli.example import digits_cnn, digits_data
-from quantc.errors import InputError, UnknownNameError
+from quantc.errors import GuardError, InputError, UnknownNameError
+from quantc.hooks import Guard, Timing, Verify
+from quantc.ir.program import Program, Stage
+from quantc.pipeline.pipeline import Pass, Pipeline
 from quantc.targets import executorch
+from quantc.targets.executorch.executorch_lowering import pipeline_for
 from tests.support.executorch_models import STEP, conv, image, net, static, steps
 
 pytest.importorskip("executorch")
@@ -313,3 +317,51 @@ def test_sizes_that_the_exporter_would_fix_are_an_error() -> None:
     program = qc.quantize(halves.eval(), (x,), [x], "executorch", dynamic_shapes=sizes).program
     with pytest.raises(qc.QuantcError, match=r"fixes .* of input"):
         qc.lower(program, "executorch")
+
+
+# -- the pipeline --------------------------------------------------------------------------------------------------
+
+
+def test_options_leave_passes_out_of_the_default_pipeline_and_of_no_other() -> None:
+    program = static(net(lambda self, x: self.a(x), a=conv()), image(1))
+    default = qc.pipelines.lower("executorch")
+    assert pipeline_for(program, None, []) == default
+    for name in ("fix-sizes", "space-to-depth"):
+        assert pipeline_for(program, None, [name]) == pipeline_for(program, default, [name]) == default.without(name)
+    other = default.without("legalize-bmm")
+    assert pipeline_for(program, other, ["space-to-depth"]) == other
+
+
+def test_a_float_program_runs_what_needs_no_quantized_one() -> None:
+    program = qc.capture(net(lambda self, x: self.a(x), a=conv()).eval(), (image(1),))
+    names = pipeline_for(program, None, []).names
+    assert set(qc.pipelines.lower("executorch").names) - set(names) == {"space-to-depth", "duplicate-dq"}
+
+
+def test_a_pipeline_of_the_user_is_run_and_watched() -> None:
+    x = image(1)
+    program = static(net(lambda self, x: self.a(x).clamp(0, 1), a=conv()), x)
+    before, guard, timing = str(program), Guard(), Timing()
+    pipeline = qc.pipelines.lower("executorch").without("legalize-bmm", "unroll-recurrent", "space-to-depth")
+    lowered = qc.lower(program, "executorch", pipeline=pipeline, hooks=[Verify(), guard, timing])
+    assert [row.name for row in timing.rows] == [str(step) for step in pipeline]
+    assert guard.checked == list(pipeline.names)
+    assert str(program) == before
+    assert lowered.delegation().fraction == 1.0
+    assert max(steps(program, lowered, x)) <= STEP
+
+
+def test_a_pass_of_the_user_that_changes_numbers_is_found_before_anything_is_exported() -> None:
+    class Shift(Pass):
+        name: ClassVar[str] = "shift-levels"
+        needs: ClassVar[Stage] = Stage.QUANTIZED
+
+        def run(self, program: Program) -> bool:
+            node = next(node for node in program.graph.nodes if "dequantize_per_tensor" in str(node.target))
+            node.args = (*node.args[:2], int(node.args[2]) + 1, *node.args[3:])  # type: ignore[call-overload]
+            program.touch()
+            return True
+
+    program = static(net(lambda self, x: self.a(x), a=conv()), image(1))
+    with pytest.raises(GuardError, match="shift-levels changed the numbers"):
+        qc.lower(program, "executorch", pipeline=Pipeline((Shift(),)), hooks=[Guard()])

@@ -12,6 +12,7 @@ from torch.export import Dim
 
 import quantc as qc
 from quantc.errors import QuantcError, RefusedError
+from quantc.pipeline.pipeline import Pipeline
 from quantc.qdq.ops import is_dequantize
 from quantc.targets.executorch.exporting import examples_of, export_program, keeps_state, size_ranges
 from quantc.targets.executorch.partitioning import name_of
@@ -118,7 +119,8 @@ def test_every_op_is_named_after_the_node_it_comes_from() -> None:
 
 def test_each_reader_has_a_dequantize_op_of_its_own() -> None:
     x = image(1)
-    made = export_program(static(net(lambda self, x: (self.a(x), self.b(x), x.relu()), a=conv(), b=conv()), x), {})
+    program = static(net(lambda self, x: (self.a(x), self.b(x), x.relu()), a=conv(), b=conv()), x)
+    made = export_program(Pipeline.parse("duplicate-dq{results=own}").run_on_copy(program), {})
     found = [node for node in made.graph.nodes if is_dequantize(node)]
     assert found
     assert {len(node.users) for node in found} == {1}

@@ -8,7 +8,6 @@ from torch import Tensor
 from quantc.ir.program import Program, Stage
 from quantc.ir.types import TensorType
 from quantc.qdq.registration import decomposed_ops
-from quantc.targets.executorch.partitioning import name_of
 from quantc.targets.executorch.view_ops import Mover, reshape_sizes
 from tests.support.by_hand import Builder
 
@@ -37,7 +36,7 @@ def moved(given: Program, name: str = "") -> list[str]:
     relu.args = (made,)
     relu.meta["val"] = TensorType(torch.float32, (3, 2))
     fresh = [node for node in given.graph.nodes if node not in before]
-    assert {name_of(node) for node in fresh} == {name}
+    assert {given.plan.made_for[node] for node in fresh} == {name}
     return [str(node.target).split(".")[1] for node in fresh]
 
 
@@ -78,4 +77,4 @@ def test_one_op_is_emitted_before_the_node_with_its_type_and_name() -> None:
     made = Mover(given, relu, "conv2d").emit(aten.neg.default, (relu.args[0],), TensorType(torch.float32, (2, 3)))
     assert made.next is relu
     assert made.meta["val"] == TensorType(torch.float32, (2, 3))
-    assert name_of(made) == "conv2d"
+    assert given.plan.made_for[made] == "conv2d"

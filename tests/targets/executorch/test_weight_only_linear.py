@@ -70,7 +70,7 @@ class Told(logging.Handler):
 
 
 def test_a_bias_and_other_scales_are_refused_with_a_reason() -> None:
-    """As the layers are exported, without what `spell` makes of them."""
+    """As the layers are exported, without what `legalize-weights` makes of them."""
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     whole = qc.INT8_WEIGHT_ONLY.but(granularity=PerTensor())

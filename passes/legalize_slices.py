@@ -1,17 +1,20 @@
-"""Legalization of partial reads for XNNPACK: `select`, `narrow`, `split`, `chunk` and `unbind` become `slice`."""
+"""Legalization of partial reads for XNNPACK."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
+from typing import ClassVar
 
 import torch
 from torch import fx
 
 from quantc.ir.dialect import argument, is_op, op_name
-from quantc.ir.program import Program
+from quantc.ir.program import Program, Stage
 from quantc.ir.types import TensorType, tensor_type
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 from quantc.targets.executorch.view_ops import Mover, reshape_sizes
 
 aten = torch.ops.aten
@@ -21,6 +24,25 @@ ONE_PLACE = ("select", "unbind")
 PARTS = ("split", "split_sizes", "chunk", "unbind")
 """Ops with several results."""
 CUTS = ("select", "narrow", *PARTS)
+
+
+class LegalizeSlices(Pass):
+    """Write partial reads as `slice`, the one that XNNPACK knows: `select`, `narrow`, `split`, `chunk` and `unbind`.
+
+    Each part becomes a slice, and a reshape where the axis goes. A slice of dequantized numbers that loses an axis is
+    quantized and dequantized again on the same grid, so that the delegate moves levels. A read stays as it is along an
+    axis whose size varies, or where two others do.
+    """
+
+    name: ClassVar[str] = "legalize-slices"
+    needs: ClassVar[Stage] = Stage.CANONICAL
+    before: ClassVar[Stage | None] = Stage.LOWERED
+    preserves: ClassVar[Preserves] = Preserves.EXACTLY
+
+    def run(self, program: Program) -> Outcome:
+        found = [node for node in program.nodes() if is_cut(node)]
+        written = sum(replace_by_slices(program, node) for node in found)
+        return Outcome(written > 0, (f"{written} written as slices",) if written else ())
 
 
 def is_cut(node: fx.Node) -> bool:
@@ -34,18 +56,22 @@ def is_cut(node: fx.Node) -> bool:
     return isinstance(size, int) and size > 0
 
 
-def replace_by_slices(program: Program, node: fx.Node) -> None:
-    """Replace each part by a slice."""
-    if op_name(node) not in PARTS:
-        (ends,) = _ends(node)
-        _slice(program, node, node, ends)
-        return
+def replace_by_slices(program: Program, node: fx.Node) -> bool:
+    """Replace each part by a slice, if the types of all are known; whether that was done."""
+    items = list(node.users) if op_name(node) in PARTS else [node]
+    if tensor_type(node.all_input_nodes[0]) is None or any(tensor_type(item) is None for item in items):
+        return False
     found = list(_ends(node))
-    for item in list(node.users):
-        if not isinstance(index := item.args[1] if len(item.args) > 1 else None, int):
-            return
-        _slice(program, node, item, found[index])
+    if op_name(node) not in PARTS:
+        _slice(program, node, node, found[0])
+        return True
+    places = [item.args[1] if item.target is operator.getitem else None for item in items]
+    if not all(isinstance(place, int) for place in places):
+        return False
+    for item, place in zip(items, places, strict=True):
+        _slice(program, node, item, found[place])
     program.erase(node)
+    return True
 
 
 def _slice(program: Program, node: fx.Node, item: fx.Node, ends: tuple[int, int]) -> None:

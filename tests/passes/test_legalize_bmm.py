@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.ir.program import Program
-from quantc.targets.executorch.legalize_bmm import delay_reshapes
+from quantc.passes.legalize_bmm import delay_reshapes
 from tests.support.spelled import spelled, targets
 
 pytest.importorskip("executorch")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from quantc.ir.types import TensorType
-from quantc.targets.space_to_depth import ORDER, SQUARE, TALL, BlockWindow, Size, block_shapes, blocks_of
+from quantc.targets.block_windows import ORDER, SQUARE, TALL, BlockWindow, Size, block_shapes, blocks_of
 
 
 @given(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.targets.executorch.legalize_slices import is_cut
+from quantc.passes.legalize_slices import is_cut
 from tests.support.spelled import spelled
 
 

@@ -1,23 +1,40 @@
-"""Specialization of dynamic sizes after capture, for targets that need static ones."""
+"""Specialization of dynamic sizes, for targets that need static ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, fx
 
-from quantc.ir.program import Program
+from quantc.ir.program import Program, Stage
 from quantc.ir.signature import Input
 from quantc.ir.size_expressions import evaluate
 from quantc.ir.types import ScalarType, TensorType, TupleType, ValueType, type_of
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+
+
+class FixSizes(Pass):
+    """Fix the sizes that capture left open to those of the example inputs.
+
+    Capture opens the batch dimension when nobody says otherwise. A target that sets memory aside for the largest size
+    gains from a fixed one. Sizes that the user named in `dynamic_shapes` stay open, and so do all of a program without
+    example inputs. Sizes become numbers in types, in arguments and in the signature; the ops that read them go.
+    """
+
+    name: ClassVar[str] = "fix-sizes"
+    needs: ClassVar[Stage] = Stage.CAPTURED
+    before: ClassVar[Stage | None] = Stage.LOWERED
+    preserves: ClassVar[Preserves] = Preserves.EXACTLY
+
+    def run(self, program: Program) -> Outcome:
+        note = fix_opened(program)
+        return Outcome(note is not None, () if note is None else (note,))
 
 
 def fix_opened(program: Program) -> str | None:
-    """Specialize the sizes that capture made dynamic by default to those of the example inputs. Modifies the program;
-    returns a note, or None if there was nothing to do.
-    """
+    """A note on the sizes that were fixed, or None if there were none."""
     signature = program.signature
     sizes = {symbol: size for symbol, size in _example_sizes(program).items() if symbol in signature.opened}
     if not sizes:

@@ -1,33 +1,46 @@
-"""Space-to-depth for strided convolutions: XNNPACK multiplies eight channels at a time, and an image has three."""
+"""Space-to-depth for strided convolutions of images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
 
 from quantc.ir.dialect import argument, is_op
-from quantc.ir.program import Program
+from quantc.ir.program import Program, Stage
 from quantc.ir.types import TensorType, tensor_type
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 from quantc.qdq.ops import is_dequantize
 from quantc.qdq.registration import decomposed_ops
+from quantc.targets.block_windows import ORDER, TALL, BlockWindow, block_shapes, blocks_of
 from quantc.targets.executorch.view_ops import Mover, reshape_sizes
-from quantc.targets.space_to_depth import ORDER, TALL, BlockWindow, block_shapes, blocks_of
 
 aten = torch.ops.aten
 
 
-def write_blocks(program: Program) -> None:
-    """Rewrite strided image convolutions of a program that the caller owns to run over blocks, where that is possible."""
-    for _, graph in program.graphs():
-        for node in list(graph.nodes):
-            if _is_conv_of_levels(node):
-                _over_blocks(program, node)
-    program.touch()
+class SpaceToDepth(Pass):
+    """Write strided convolutions of images with few channels over blocks of two rows, which are channels.
+
+    XNNPACK multiplies eight channels at a time, and an image has three. The sums are the same, in two thirds of the
+    products; padding that is not the same on both sides is an op before it. Only convolutions of quantized images by
+    constant quantized weights without zero points are written so, and only where the number of rows is known and even.
+    Other partitioners than XNNPACK's get the image: `qc.lower(..., partitioners=...)` leaves this pass out.
+    """
+
+    name: ClassVar[str] = "space-to-depth"
+    needs: ClassVar[Stage] = Stage.QUANTIZED
+    before: ClassVar[Stage | None] = Stage.LOWERED
+    preserves: ClassVar[Preserves] = Preserves.CLOSELY
+
+    def run(self, program: Program) -> Outcome:
+        found = [node for node in program.nodes() if is_conv_of_levels(node)]
+        written = sum(_over_blocks(program, node) for node in found)
+        return Outcome(written > 0, (f"{written} convolutions written over blocks",) if written else ())
 
 
-def _is_conv_of_levels(node: fx.Node) -> bool:
+def is_conv_of_levels(node: fx.Node) -> bool:
     """A convolution of images, of which input and weight are quantized beforehand."""
     if not is_op(node, "conv2d"):
         return False
@@ -35,15 +48,15 @@ def _is_conv_of_levels(node: fx.Node) -> bool:
     return is_dequantize(weight) and is_dequantize(x) and x.target is decomposed_ops().dequantize_per_tensor.default
 
 
-def _over_blocks(program: Program, node: fx.Node) -> None:
+def _over_blocks(program: Program, node: fx.Node) -> bool:
     """The levels of an image as those of its blocks, and a convolution of them; the padding, which is not the same on
-    both sides any more, is an op before it."""
+    both sides any more, is an op before it. Whether it was written so."""
     x, weight, bias = (argument(node, name) for name in ("x", "w", "b"))
     image, levels = tensor_type(x), _plain_levels(program, weight)
     settings = (argument(node, name) for name in ("stride", "padding", "dilation", "groups"))
     blocks = None if levels is None else blocks_of(levels, image, BlockWindow(*settings), TALL)
     if blocks is None or image is None:
-        return
+        return False
     apart, whole = block_shapes(image, TALL)
     mover = Mover(program, node)
     made = mover.move(x, aten.reshape.default, (reshape_sizes(apart),), _of(apart))
@@ -57,6 +70,8 @@ def _over_blocks(program: Program, node: fx.Node) -> None:
     own = program.constant(f"{weight.args[0].target}_blocks", blocks.weight, before=node)
     filters = mover.emit(weight.target, (own, *weight.args[1:]), _of(blocks.weight.shape))
     node.args, node.kwargs = (made, filters, bias, list(blocks.stride), [0, 0], [1, 1], 1), {}
+    program.touch()
+    return True
 
 
 def _plain_levels(program: Program, weight: fx.Node) -> Tensor | None:

@@ -13,9 +13,9 @@ from torch.export import Dim
 
 import quantc as qc
 from quantc.ir.program import Program, Stage
+from quantc.passes.legalize_xnnpack import is_mean_of_any_number
 from quantc.qdq.registration import decomposed_ops
 from quantc.targets.executorch.lazy_imports import package
-from quantc.targets.executorch.legalize_xnnpack import is_mean_of_any_number
 from tests.support.by_hand import Builder
 from tests.support.executorch_models import conv, image, net, static, without_data
 from tests.support.spelled import spelled, targets

@@ -6,9 +6,9 @@ import torch
 from torch import fx
 
 import quantc as qc
-from quantc.capture.export.fix_sizes import fix_opened, write_out
 from quantc.ir.program import Program
 from quantc.ir.types import ScalarType, TensorType, type_of
+from quantc.passes.fix_sizes import fix_opened, write_out
 from tests.support.edge_models import module
 
 aten = torch.ops.aten
