@@ -311,6 +311,12 @@ def op_name(node: fx.Node) -> str:
     return target_name(node.target) if node.op == "call_function" else node.op
 
 
+def in_place(op: Op) -> OpOverload | None:
+    """The overload that writes an op's result over its first operand: `relu_` for `relu`."""
+    packet = getattr(aten, f"{op.target._schema.name.removeprefix('aten::')}_", None)
+    return getattr(packet, op.target._overloadname, None)
+
+
 def row_of(node: Any) -> Op | None:
     """The row of a call of a canonical op."""
     if not isinstance(node, fx.Node) or not isinstance(node.target, OpOverload):
