@@ -91,6 +91,7 @@ OPS: tuple[Op, ...] = (
     _activation("sigmoid", curves.SIGMOID, range=(0.0, 1.0)),
     _activation("tanh", curves.TANH, range=(-1.0, 1.0)),
     _activation("softplus", curves.softplus),
+    _activation("softshrink", curves.softshrink),
     _op("glu", aten.glu.default, "x", Family.OTHER),
     _op("softmax", aten.softmax.int, "x dim", Family.SOFTMAX, range=(0.0, 1.0)),
     _op("log_softmax", aten.log_softmax.int, "x dim", Family.SOFTMAX),
