@@ -66,10 +66,10 @@ OPS: tuple[Op, ...] = (
     ),
     # binary arithmetic
     _op("add", aten.add.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH),
-    _op("sub", aten.sub.Tensor, "x y", Family.ARITHMETIC, EACH),
+    _op("sub", aten.sub.Tensor, "x y", Family.ARITHMETIC, EACH, aliases=("subtract",)),
     _op("rsub", aten.rsub.Scalar, "x y", Family.ARITHMETIC, EACH),
-    _op("mul", aten.mul.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH),
-    _op("div", aten.div.Tensor, "x y", Family.ARITHMETIC, EACH),
+    _op("mul", aten.mul.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH, aliases=("multiply",)),
+    _op("div", aten.div.Tensor, "x y", Family.ARITHMETIC, EACH, aliases=("divide", "true_divide")),
     _op("pow", aten.pow.Tensor_Scalar, "x exponent", Family.ARITHMETIC, EACH),
     _op("maximum", aten.maximum.default, "x y", Family.ARITHMETIC, COMMUTES, EACH),
     _op("minimum", aten.minimum.default, "x y", Family.ARITHMETIC, COMMUTES, EACH),
@@ -77,7 +77,7 @@ OPS: tuple[Op, ...] = (
     _op("masked_fill", aten.masked_fill.Scalar, "x mask value", Family.ARITHMETIC, EACH),
     # activations
     _activation("relu", curves.RELU),
-    _activation("clamp", curves.clamp, "x min max"),
+    _activation("clamp", curves.clamp, "x min max", aliases=("clip",)),
     _activation("hardswish", curves.HARDSWISH),
     _activation("hardsigmoid", curves.HARDSIGMOID, range=(0.0, 1.0)),
     _activation("silu", curves.SILU),
@@ -88,16 +88,18 @@ OPS: tuple[Op, ...] = (
     _activation("selu", curves.SELU),
     _activation("celu", curves.celu),
     _op("prelu", aten.prelu.default, "x w", Family.OTHER),
-    _activation("sigmoid", curves.SIGMOID, range=(0.0, 1.0)),
+    _activation("sigmoid", curves.SIGMOID, range=(0.0, 1.0), aliases=("special_expit",)),
     _activation("tanh", curves.TANH, range=(-1.0, 1.0)),
     _activation("softplus", curves.softplus),
     _activation("softshrink", curves.softshrink),
     _op("glu", aten.glu.default, "x", Family.OTHER),
     _op("softmax", aten.softmax.int, "x dim", Family.SOFTMAX, range=(0.0, 1.0)),
     _op("log_softmax", aten.log_softmax.int, "x dim", Family.SOFTMAX),
+    _op("neg", aten.neg.default, "x", Family.MATH, EACH, aliases=("negative",)),
+    _op("abs", aten.abs.default, "x", Family.MATH, EACH, aliases=("absolute",)),
     *(
         _op(name, getattr(aten, name).default, "x", Family.MATH, EACH)
-        for name in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "erf")
+        for name in ("exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "erf")
     ),
     # normalization and dropout
     _op("batch_norm", aten.batch_norm.default, "x w b mean var", Family.NORM, MODAL),
@@ -123,6 +125,7 @@ OPS: tuple[Op, ...] = (
             "x",
             Family.ADAPTIVE_POOL,
             spatial=n,
+            aliases=(f"_adaptive_avg_pool{n}d",) if n > 1 else (),
         )
         for n in RANKS
     ),
@@ -134,19 +137,33 @@ OPS: tuple[Op, ...] = (
     _op("min", aten.min.dim, "x dim", Family.OTHER),
     _op("topk", aten.topk.default, "x", Family.OTHER),
     # joining, splitting
-    _op("cat", aten.cat.default, "xs", Family.JOIN, KEEPS),
+    _op("cat", aten.cat.default, "xs", Family.JOIN, KEEPS, aliases=("concat", "concatenate")),
     _op("stack", aten.stack.default, "xs", Family.JOIN, KEEPS),
-    _op("split", aten.split.Tensor, "x", Family.SPLIT, KEEPS),
-    _op("split_sizes", aten.split_with_sizes.default, "x", Family.SPLIT, KEEPS),
-    _op("chunk", aten.chunk.default, "x", Family.SPLIT, KEEPS),
+    _op("split", aten.split.Tensor, "x", Family.SPLIT, KEEPS, aliases=("unsafe_split",)),
+    _op(
+        "split_sizes",
+        aten.split_with_sizes.default,
+        "x",
+        Family.SPLIT,
+        KEEPS,
+        aliases=("unsafe_split_with_sizes",),
+    ),
+    _op("chunk", aten.chunk.default, "x", Family.SPLIT, KEEPS, aliases=("unsafe_chunk",)),
     _op("unbind", aten.unbind.int, "x", Family.SPLIT, KEEPS),
     # data movement
-    _op("reshape", aten.reshape.default, "x shape", Family.VIEW, KEEPS),
+    _op(
+        "reshape",
+        aten.reshape.default,
+        "x shape",
+        Family.VIEW,
+        KEEPS,
+        aliases=("view", "_unsafe_view", "_reshape_alias"),
+    ),
     _op("flatten", aten.flatten.using_ints, "x", Family.VIEW, KEEPS),
     _op("unflatten", aten.unflatten.int, "x", Family.VIEW, KEEPS),
     _op("squeeze", aten.squeeze.dim, "x", Family.VIEW, KEEPS),
     _op("unsqueeze", aten.unsqueeze.default, "x", Family.VIEW, KEEPS),
-    _op("transpose", aten.transpose.int, "x", Family.PERMUTE, KEEPS),
+    _op("transpose", aten.transpose.int, "x", Family.PERMUTE, KEEPS, aliases=("swapaxes", "swapdims")),
     _op("permute", aten.permute.default, "x dims", Family.PERMUTE, KEEPS),
     _op("expand", aten.expand.default, "x size", Family.EXPAND, KEEPS),
     _op("repeat", aten.repeat.default, "x", Family.EXPAND, KEEPS),

@@ -91,5 +91,7 @@ class Op:
     """For functions of one number: the float64 reference with its monotone segments, by the op's options."""
     range: tuple[float, float] | None = None
     """The range of the results, where the op has one whatever it reads."""
+    aliases: tuple[str, ...] = ()
+    """Other names that ATen has for the op, with the same arguments."""
     spatial: int | None = None
     """For ops over windows: the number of spatial axes."""
