@@ -27,6 +27,7 @@ aten = torch.ops.aten
 COMMUTES, KEEPS, EACH, MODAL = Trait.COMMUTES, Trait.PRESERVES_VALUES, Trait.ELEMENTWISE, Trait.MODAL
 XW, XY = ("x", "w"), ("x", "y")
 RANKS = (1, 2, 3)
+LAST_AXIS = {"dim": (-1,)}
 
 
 def _op(name: str, target: OpOverload, operands: str, family: Family, *traits: Trait, **facts: Any) -> Op:
@@ -67,7 +68,7 @@ OPS: tuple[Op, ...] = (
     # binary arithmetic
     _op("add", aten.add.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH),
     _op("sub", aten.sub.Tensor, "x y", Family.ARITHMETIC, EACH, aliases=("subtract",)),
-    _op("rsub", aten.rsub.Scalar, "x y", Family.ARITHMETIC, EACH),
+    _op("rsub", aten.rsub.Scalar, "x y", Family.ARITHMETIC, EACH, examples={"y": (1.0,)}),
     _op("mul", aten.mul.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH, aliases=("multiply",)),
     _op("div", aten.div.Tensor, "x y", Family.ARITHMETIC, EACH, aliases=("divide", "true_divide")),
     _op("pow", aten.pow.Tensor_Scalar, "x exponent", Family.ARITHMETIC, EACH),
@@ -77,7 +78,7 @@ OPS: tuple[Op, ...] = (
     _op("masked_fill", aten.masked_fill.Scalar, "x mask value", Family.ARITHMETIC, EACH),
     # activations
     _activation("relu", curves.RELU),
-    _activation("clamp", curves.clamp, "x min max", aliases=("clip",)),
+    _activation("clamp", curves.clamp, "x min max", aliases=("clip",), examples={"min": (-1.0,), "max": (1.0,)}),
     _activation("hardswish", curves.HARDSWISH),
     _activation("hardsigmoid", curves.HARDSIGMOID, range=(0.0, 1.0)),
     _activation("silu", curves.SILU),
@@ -92,9 +93,9 @@ OPS: tuple[Op, ...] = (
     _activation("tanh", curves.TANH, range=(-1.0, 1.0)),
     _activation("softplus", curves.softplus),
     _activation("softshrink", curves.softshrink),
-    _op("glu", aten.glu.default, "x", Family.OTHER),
-    _op("softmax", aten.softmax.int, "x dim", Family.SOFTMAX, range=(0.0, 1.0)),
-    _op("log_softmax", aten.log_softmax.int, "x dim", Family.SOFTMAX),
+    _op("glu", aten.glu.default, "x", Family.OTHER, examples=LAST_AXIS),
+    _op("softmax", aten.softmax.int, "x dim", Family.SOFTMAX, range=(0.0, 1.0), examples=LAST_AXIS),
+    _op("log_softmax", aten.log_softmax.int, "x dim", Family.SOFTMAX, examples=LAST_AXIS),
     _op("neg", aten.neg.default, "x", Family.MATH, EACH, aliases=("negative",)),
     _op("abs", aten.abs.default, "x", Family.MATH, EACH, aliases=("absolute",)),
     *(
@@ -108,7 +109,7 @@ OPS: tuple[Op, ...] = (
     _op("group_norm", aten.group_norm.default, "x num_groups w b", Family.NORM),
     _op("rms_norm", aten.rms_norm.default, "x normalized_shape w", Family.NORM),
     *(
-        _op(name, getattr(aten, name).default, "x", Family.DROPOUT, MODAL)
+        _op(name, getattr(aten, name).default, "x", Family.DROPOUT, MODAL, examples={"p": (0.5,), "train": (False,)})
         for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
     ),
     # pooling, reduction
@@ -159,7 +160,14 @@ OPS: tuple[Op, ...] = (
         KEEPS,
         aliases=("view", "_unsafe_view", "_reshape_alias"),
     ),
-    _op("flatten", aten.flatten.using_ints, "x", Family.VIEW, KEEPS),
+    _op(
+        "flatten",
+        aten.flatten.using_ints,
+        "x",
+        Family.VIEW,
+        KEEPS,
+        examples={"start_dim": (1,), "end_dim": (-1,)},
+    ),
     _op("unflatten", aten.unflatten.int, "x", Family.VIEW, KEEPS),
     _op("squeeze", aten.squeeze.dim, "x", Family.VIEW, KEEPS),
     _op("unsqueeze", aten.unsqueeze.default, "x", Family.VIEW, KEEPS),
@@ -173,9 +181,9 @@ OPS: tuple[Op, ...] = (
     _op("index", aten.index.Tensor, "x indices", Family.GATHER, KEEPS),
     _op("index_select", aten.index_select.default, "x dim index", Family.GATHER, KEEPS),
     _op("gather", aten.gather.default, "x dim index", Family.GATHER, KEEPS),
-    _op("flip", aten.flip.default, "x", Family.FLIP, KEEPS),
-    _op("roll", aten.roll.default, "x", Family.FLIP, KEEPS),
-    _op("pad", aten.pad.default, "x", Family.PAD, KEEPS),
+    _op("flip", aten.flip.default, "x", Family.FLIP, KEEPS, examples={"dims": ([-1],)}),
+    _op("roll", aten.roll.default, "x", Family.FLIP, KEEPS, examples={"shifts": ([1],), "dims": ([-1],)}),
+    _op("pad", aten.pad.default, "x", Family.PAD, KEEPS, examples={"pad": ([1, 1],)}),
     *(
         _op(name, getattr(aten, name).default, "x", Family.SHUFFLE, KEEPS)
         for name in ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
