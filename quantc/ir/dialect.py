@@ -226,6 +226,8 @@ FACTORS: Mapping[str, tuple[str, str]] = {op.name: op.factors for op in OPS if o
 """Ops that multiply two operands and accumulate, with the names of the two."""
 WEIGHTED = tuple(name for name, factors in FACTORS.items() if factors == XW)
 """Products of an input and a weight: convolutions, transposed or not, and linear."""
+ADDING = frozenset(name for name in FACTORS if BY_NAME[name].operands[0] == "b")
+"""Products that add their first operand."""
 DROPOUTS = ops_in(Family.DROPOUT)
 """The ops that drop elements in training."""
 RANGES: Mapping[str, tuple[float, float]] = {op.name: op.range for op in OPS if op.range}
@@ -391,10 +393,7 @@ def may_alias(target: Any) -> bool:
 _HIDDEN_ALIASES = frozenset(
     {
         # composite ops that return their input (or a view of it) in some cases without declaring it
-        aten.dropout.default,
-        aten.feature_dropout.default,
-        aten.alpha_dropout.default,
-        aten.feature_alpha_dropout.default,
+        *(BY_NAME[name].target for name in DROPOUTS),
         aten.einsum.default,
         aten.pad.default,
         aten.type_as.default,
