@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.ir.dialect import BY_TARGET, target_name
-from quantc.ir.op_row import Trait
+from quantc.ir.dialect import ADDING, BY_TARGET, ops_in, target_name
+from quantc.ir.op_row import Family, Trait
 from quantc.ir.program import Program
 from quantc.ir.types import dtype_of
 from quantc.patterns.match import Match
@@ -47,9 +47,7 @@ THROUGH = (
     | {"aten.masked_fill.Tensor", "aten.triu.default", "aten.tril.default"}
 )
 """Ops that hand a mask on, beside those that preserve values. Not among them: what bounds its result, as softmax."""
-ADDED = frozenset({"baddbmm", "addmm"})
-"""Products that add their first operand, and hand it on."""
-SOFTMAX = frozenset({"softmax", "log_softmax", "aten._safe_softmax.default"})
+SOFTMAX = frozenset({*ops_in(Family.SOFTMAX), "aten._safe_softmax.default"})
 
 
 @predicate(NO_MASK)
@@ -96,7 +94,7 @@ def _operands(match: Match) -> Iterator[fx.Node]:
 
 def _added(match: Match) -> list[fx.Node]:
     """Addends of matmuls before a softmax: anywhere else an addend is a bias, which may have any magnitude."""
-    products = [node for node in match.nodes if target_name(node.target) in ADDED]
+    products = [node for node in match.nodes if target_name(node.target) in ADDING]
     if not products or _softmax_after(match.root) is None:
         return []
     return [node.args[0] for node in products if isinstance(node.args[0], fx.Node)]
@@ -122,14 +120,14 @@ def _back(value: fx.Node) -> Iterator[_Step]:
 
 def _handed_on(node: fx.Node) -> list[fx.Node]:
     """The operands that a result may be a mask by. The factors of a product are none."""
-    is_product = target_name(node.target) in ADDED
+    is_product = target_name(node.target) in ADDING
     return [source for source in node.all_input_nodes if not is_product or source is node.args[0]]
 
 
 @cache
 def _hands_on(target: Any) -> bool:
     known = BY_TARGET.get(target)
-    return (known is not None and Trait.PRESERVES_VALUES in known.traits) or target_name(target) in THROUGH | ADDED
+    return (known is not None and Trait.PRESERVES_VALUES in known.traits) or target_name(target) in THROUGH | ADDING
 
 
 @cache
@@ -139,7 +137,7 @@ def _fills(target: Any) -> bool:
 
 @cache
 def _adds(target: Any) -> bool:
-    return target_name(target) in SUMS | ADDED
+    return target_name(target) in SUMS | ADDING
 
 
 @cache

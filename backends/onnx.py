@@ -30,7 +30,6 @@ both = {"x": "act", "y": "act", "out": "act"}
 combined = {"x": "pass", "y": "pass", "out": "act?"}
 reduced = {"x": "pass", "out": "act?"}
 WEIGHTS = {name: rules.WEIGHT_ROLES[name] for name in ("weight", "weight-transposed")}
-ACTIVATIONS = ("relu", "clamp", "hardswish", "silu", "leaky_relu")
 
 
 @predicate("of-convolutions")
@@ -38,7 +37,7 @@ def why_not_of_convolutions(match: Match) -> str | None:
     """One side of a sum is the result of a convolution, an activation aside: it is an image, and quantized."""
     for name in ("x", "y"):
         source = match.node(name)
-        while is_op(source, *ACTIVATIONS):
+        while is_op(source, *aten.activation.ops):
             source = source.args[0]  # type: ignore[assignment]
         if is_op(source, *aten.conv.ops):
             return None

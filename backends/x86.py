@@ -13,13 +13,15 @@ from quantc.annotate.quantizer import Backend
 from quantc.backends import rules
 from quantc.backends.rules import product, rule
 from quantc.backends.support_claims import on_kernels
+from quantc.ir.dialect import ops_in
+from quantc.ir.op_row import Family
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.table import RuleTable
 from quantc.spec.formats import Offer
 
 after_conv = op("relu", "clamp", "hardswish", "silu", args="_")
-after_linear = op("relu", "clamp", "hardswish", "silu", "gelu", "leaky_relu", "tanh", "sigmoid", "elu", args="_")
+after_linear = op(*ops_in(Family.ACTIVATION), args="_")
 both = {"x": "act", "y": "act", "out": "act?"}
 combined = {"x": "pass", "y": "pass", "out": "act?"}
 reduced = {"x": "pass", "out": "act?"}

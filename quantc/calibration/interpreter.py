@@ -17,7 +17,8 @@ from torch import fx, nn
 from torch._ops import OpOverload
 
 from quantc.errors import CalibrationError, QuantcError
-from quantc.ir.dialect import may_alias
+from quantc.ir.dialect import BY_NAME, in_place, may_alias, ops_in
+from quantc.ir.op_row import Family
 from quantc.ir.program import Program, attribute
 from quantc.ir.subgraphs import form_of
 from quantc.ir.types import tensor_type
@@ -31,12 +32,9 @@ Read = Callable[[Values], Any]
 
 aten = torch.ops.aten
 IN_PLACE: dict[Any, Callable[..., Any]] = {
-    aten.relu.default: aten.relu_.default,
-    aten.clamp.default: aten.clamp_.default,
-    aten.hardswish.default: aten.hardswish_.default,
-    aten.silu.default: aten.silu_.default,
-    aten.add.Tensor: aten.add_.Tensor,
-    aten.mul.Tensor: aten.mul_.Tensor,
+    row.target: written
+    for row in (BY_NAME[name] for name in (*ops_in(Family.ACTIVATION), "add", "mul"))
+    if (written := in_place(row)) is not None
 }
 """In-place forms of ops, for operands at their last use: the same numbers without an allocation."""
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from quantc.ir.dialect import position
+from quantc.ir.dialect import BY_NAME, in_place, ops_in, position
+from quantc.ir.op_row import Family
 from quantc.ir.program import Program, attribute
 from quantc.ir.sites import ModeValue
 
@@ -19,18 +20,15 @@ aten = torch.ops.aten
 
 FLAGS: dict[Any, str] = {
     **{
-        getattr(aten, f"{name}{suffix}").default: "train"
-        for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-        for suffix in ("", "_")
+        target: "train"
+        for row in (BY_NAME[name] for name in ops_in(Family.DROPOUT, Family.RECURRENT))
+        for target in (row.target, in_place(row))
+        if target is not None
     },
     aten.native_dropout.default: "train",
     aten.batch_norm.default: "training",
     aten.instance_norm.default: "use_input_stats",
     aten.rrelu.default: "training",
-    aten.lstm.input: "train",
-    aten.gru.input: "train",
-    aten.rnn_tanh.input: "train",
-    aten.rnn_relu.input: "train",
 }
 
 

@@ -103,6 +103,12 @@ def celu(alpha: float) -> Curve | None:
     return elu(alpha, 1.0, 1.0 / alpha) if alpha else None
 
 
+def softshrink(lambd: float) -> Curve:
+    """Zero from `-lambd` to `lambd`, and `x` brought closer to zero by `lambd` elsewhere."""
+    bound = float(lambd)
+    return Curve(lambda x: x - x.clamp(-bound, bound))
+
+
 def softplus(beta: float, threshold: float) -> Curve | None:
     beta, threshold = float(beta), float(threshold)
     if beta <= 0:

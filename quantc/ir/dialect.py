@@ -27,6 +27,7 @@ aten = torch.ops.aten
 COMMUTES, KEEPS, EACH, MODAL = Trait.COMMUTES, Trait.PRESERVES_VALUES, Trait.ELEMENTWISE, Trait.MODAL
 XW, XY = ("x", "w"), ("x", "y")
 RANKS = (1, 2, 3)
+LAST_AXIS = {"dim": (-1,)}
 
 
 def _op(name: str, target: OpOverload, operands: str, family: Family, *traits: Trait, **facts: Any) -> Op:
@@ -66,10 +67,10 @@ OPS: tuple[Op, ...] = (
     ),
     # binary arithmetic
     _op("add", aten.add.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH),
-    _op("sub", aten.sub.Tensor, "x y", Family.ARITHMETIC, EACH),
-    _op("rsub", aten.rsub.Scalar, "x y", Family.ARITHMETIC, EACH),
-    _op("mul", aten.mul.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH),
-    _op("div", aten.div.Tensor, "x y", Family.ARITHMETIC, EACH),
+    _op("sub", aten.sub.Tensor, "x y", Family.ARITHMETIC, EACH, aliases=("subtract",)),
+    _op("rsub", aten.rsub.Scalar, "x y", Family.ARITHMETIC, EACH, examples={"y": (1.0,)}),
+    _op("mul", aten.mul.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH, aliases=("multiply",)),
+    _op("div", aten.div.Tensor, "x y", Family.ARITHMETIC, EACH, aliases=("divide", "true_divide")),
     _op("pow", aten.pow.Tensor_Scalar, "x exponent", Family.ARITHMETIC, EACH),
     _op("maximum", aten.maximum.default, "x y", Family.ARITHMETIC, COMMUTES, EACH),
     _op("minimum", aten.minimum.default, "x y", Family.ARITHMETIC, COMMUTES, EACH),
@@ -77,7 +78,7 @@ OPS: tuple[Op, ...] = (
     _op("masked_fill", aten.masked_fill.Scalar, "x mask value", Family.ARITHMETIC, EACH),
     # activations
     _activation("relu", curves.RELU),
-    _activation("clamp", curves.clamp, "x min max"),
+    _activation("clamp", curves.clamp, "x min max", aliases=("clip",), examples={"min": (-1.0,), "max": (1.0,)}),
     _activation("hardswish", curves.HARDSWISH),
     _activation("hardsigmoid", curves.HARDSIGMOID, range=(0.0, 1.0)),
     _activation("silu", curves.SILU),
@@ -88,15 +89,18 @@ OPS: tuple[Op, ...] = (
     _activation("selu", curves.SELU),
     _activation("celu", curves.celu),
     _op("prelu", aten.prelu.default, "x w", Family.OTHER),
-    _activation("sigmoid", curves.SIGMOID, range=(0.0, 1.0)),
+    _activation("sigmoid", curves.SIGMOID, range=(0.0, 1.0), aliases=("special_expit",)),
     _activation("tanh", curves.TANH, range=(-1.0, 1.0)),
     _activation("softplus", curves.softplus),
-    _op("glu", aten.glu.default, "x", Family.OTHER),
-    _op("softmax", aten.softmax.int, "x dim", Family.SOFTMAX, range=(0.0, 1.0)),
-    _op("log_softmax", aten.log_softmax.int, "x dim", Family.SOFTMAX),
+    _activation("softshrink", curves.softshrink),
+    _op("glu", aten.glu.default, "x", Family.OTHER, examples=LAST_AXIS),
+    _op("softmax", aten.softmax.int, "x dim", Family.SOFTMAX, range=(0.0, 1.0), examples=LAST_AXIS),
+    _op("log_softmax", aten.log_softmax.int, "x dim", Family.SOFTMAX, examples=LAST_AXIS),
+    _op("neg", aten.neg.default, "x", Family.MATH, EACH, aliases=("negative",)),
+    _op("abs", aten.abs.default, "x", Family.MATH, EACH, aliases=("absolute",)),
     *(
         _op(name, getattr(aten, name).default, "x", Family.MATH, EACH)
-        for name in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "erf")
+        for name in ("exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "erf")
     ),
     # normalization and dropout
     _op("batch_norm", aten.batch_norm.default, "x w b mean var", Family.NORM, MODAL),
@@ -105,7 +109,7 @@ OPS: tuple[Op, ...] = (
     _op("group_norm", aten.group_norm.default, "x num_groups w b", Family.NORM),
     _op("rms_norm", aten.rms_norm.default, "x normalized_shape w", Family.NORM),
     *(
-        _op(name, getattr(aten, name).default, "x", Family.DROPOUT, MODAL)
+        _op(name, getattr(aten, name).default, "x", Family.DROPOUT, MODAL, examples={"p": (0.5,), "train": (False,)})
         for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
     ),
     # pooling, reduction
@@ -122,6 +126,7 @@ OPS: tuple[Op, ...] = (
             "x",
             Family.ADAPTIVE_POOL,
             spatial=n,
+            aliases=(f"_adaptive_avg_pool{n}d",) if n > 1 else (),
         )
         for n in RANKS
     ),
@@ -133,19 +138,40 @@ OPS: tuple[Op, ...] = (
     _op("min", aten.min.dim, "x dim", Family.OTHER),
     _op("topk", aten.topk.default, "x", Family.OTHER),
     # joining, splitting
-    _op("cat", aten.cat.default, "xs", Family.JOIN, KEEPS),
+    _op("cat", aten.cat.default, "xs", Family.JOIN, KEEPS, aliases=("concat", "concatenate")),
     _op("stack", aten.stack.default, "xs", Family.JOIN, KEEPS),
-    _op("split", aten.split.Tensor, "x", Family.SPLIT, KEEPS),
-    _op("split_sizes", aten.split_with_sizes.default, "x", Family.SPLIT, KEEPS),
-    _op("chunk", aten.chunk.default, "x", Family.SPLIT, KEEPS),
+    _op("split", aten.split.Tensor, "x", Family.SPLIT, KEEPS, aliases=("unsafe_split",)),
+    _op(
+        "split_sizes",
+        aten.split_with_sizes.default,
+        "x",
+        Family.SPLIT,
+        KEEPS,
+        aliases=("unsafe_split_with_sizes",),
+    ),
+    _op("chunk", aten.chunk.default, "x", Family.SPLIT, KEEPS, aliases=("unsafe_chunk",)),
     _op("unbind", aten.unbind.int, "x", Family.SPLIT, KEEPS),
     # data movement
-    _op("reshape", aten.reshape.default, "x shape", Family.VIEW, KEEPS),
-    _op("flatten", aten.flatten.using_ints, "x", Family.VIEW, KEEPS),
+    _op(
+        "reshape",
+        aten.reshape.default,
+        "x shape",
+        Family.VIEW,
+        KEEPS,
+        aliases=("view", "_unsafe_view", "_reshape_alias"),
+    ),
+    _op(
+        "flatten",
+        aten.flatten.using_ints,
+        "x",
+        Family.VIEW,
+        KEEPS,
+        examples={"start_dim": (1,), "end_dim": (-1,)},
+    ),
     _op("unflatten", aten.unflatten.int, "x", Family.VIEW, KEEPS),
     _op("squeeze", aten.squeeze.dim, "x", Family.VIEW, KEEPS),
     _op("unsqueeze", aten.unsqueeze.default, "x", Family.VIEW, KEEPS),
-    _op("transpose", aten.transpose.int, "x", Family.PERMUTE, KEEPS),
+    _op("transpose", aten.transpose.int, "x", Family.PERMUTE, KEEPS, aliases=("swapaxes", "swapdims")),
     _op("permute", aten.permute.default, "x dims", Family.PERMUTE, KEEPS),
     _op("expand", aten.expand.default, "x size", Family.EXPAND, KEEPS),
     _op("repeat", aten.repeat.default, "x", Family.EXPAND, KEEPS),
@@ -155,9 +181,9 @@ OPS: tuple[Op, ...] = (
     _op("index", aten.index.Tensor, "x indices", Family.GATHER, KEEPS),
     _op("index_select", aten.index_select.default, "x dim index", Family.GATHER, KEEPS),
     _op("gather", aten.gather.default, "x dim index", Family.GATHER, KEEPS),
-    _op("flip", aten.flip.default, "x", Family.FLIP, KEEPS),
-    _op("roll", aten.roll.default, "x", Family.FLIP, KEEPS),
-    _op("pad", aten.pad.default, "x", Family.PAD, KEEPS),
+    _op("flip", aten.flip.default, "x", Family.FLIP, KEEPS, examples={"dims": ([-1],)}),
+    _op("roll", aten.roll.default, "x", Family.FLIP, KEEPS, examples={"shifts": ([1],), "dims": ([-1],)}),
+    _op("pad", aten.pad.default, "x", Family.PAD, KEEPS, examples={"pad": ([1, 1],)}),
     *(
         _op(name, getattr(aten, name).default, "x", Family.SHUFFLE, KEEPS)
         for name in ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
@@ -200,6 +226,8 @@ FACTORS: Mapping[str, tuple[str, str]] = {op.name: op.factors for op in OPS if o
 """Ops that multiply two operands and accumulate, with the names of the two."""
 WEIGHTED = tuple(name for name, factors in FACTORS.items() if factors == XW)
 """Products of an input and a weight: convolutions, transposed or not, and linear."""
+ADDING = frozenset(name for name in FACTORS if BY_NAME[name].operands[0] == "b")
+"""Products that add their first operand."""
 DROPOUTS = ops_in(Family.DROPOUT)
 """The ops that drop elements in training."""
 RANGES: Mapping[str, tuple[float, float]] = {op.name: op.range for op in OPS if op.range}
@@ -311,6 +339,12 @@ def op_name(node: fx.Node) -> str:
     return target_name(node.target) if node.op == "call_function" else node.op
 
 
+def in_place(op: Op) -> OpOverload | None:
+    """The overload that writes an op's result over its first operand: `relu_` for `relu`."""
+    packet = getattr(aten, f"{op.target._schema.name.removeprefix('aten::')}_", None)
+    return getattr(packet, op.target._overloadname, None)
+
+
 def row_of(node: Any) -> Op | None:
     """The row of a call of a canonical op."""
     if not isinstance(node, fx.Node) or not isinstance(node.target, OpOverload):
@@ -359,10 +393,7 @@ def may_alias(target: Any) -> bool:
 _HIDDEN_ALIASES = frozenset(
     {
         # composite ops that return their input (or a view of it) in some cases without declaring it
-        aten.dropout.default,
-        aten.feature_dropout.default,
-        aten.alpha_dropout.default,
-        aten.feature_alpha_dropout.default,
+        *(BY_NAME[name].target for name in DROPOUTS),
         aten.einsum.default,
         aten.pad.default,
         aten.type_as.default,

@@ -10,19 +10,17 @@ from typing import Any
 
 from torch import fx
 
-from quantc.ir.dialect import argument, op_name, traits_of
-from quantc.ir.op_row import Trait
+from quantc.ir.dialect import ADDING, argument, op_name, ops_in, traits_of
+from quantc.ir.op_row import Family, Trait
 from quantc.ir.types import dtype_of, tensor_type
 
-SOFTMAX = frozenset({"softmax", "log_softmax", "aten._safe_softmax.default", "aten._softmax.default"})
+SOFTMAX = frozenset({*ops_in(Family.SOFTMAX), "aten._safe_softmax.default", "aten._softmax.default"})
 HANDS_ON = frozenset(
     {"add", "sub", "rsub", "mul", "neg", "where", "masked_fill", "cast", "maximum", "minimum", "clamp"}
     | {f"aten.{name}" for name in ("masked_fill.Tensor", "triu.default", "tril.default", "where.ScalarOther")}
     | {f"aten.{name}" for name in ("where.ScalarSelf", "lift_fresh_copy.default")}
 )
 """Ops that propagate masks from operand to result, beside the value-preserving ones."""
-ADDED = frozenset({"baddbmm", "addmm"})
-"""Matmuls that add their first operand."""
 BOUNDS = frozenset(
     {"maximum", "minimum", "amax", "amin", "max", "min", "topk", "sigmoid", "tanh"}
     | {f"aten.{name}.default" for name in ("exp", "exp2", "logsumexp", "max", "min")}
@@ -37,7 +35,7 @@ OF_ITS_SIZE = frozenset(
     | {f"aten.new_{name}.default" for name in ("zeros", "ones", "full", "empty")}
 )
 """Ops that read the size or dtype of a tensor and none of its values."""
-ROW_BY_ROW = frozenset({"softmax", "log_softmax", "aten._softmax.default", "aten._log_softmax.default"})
+ROW_BY_ROW = frozenset({*ops_in(Family.SOFTMAX), "aten._softmax.default", "aten._log_softmax.default"})
 """Softmaxes that give NaN for a row of minus infinity. The others, and attention, give zeros."""
 KEEPS_LAST_AXIS = frozenset(
     {"expand", "repeat", "cast", "contiguous", "clone", "detach", "aten.lift_fresh_copy.default"}
@@ -95,7 +93,7 @@ def _keeps_rows(user: fx.Node, value: fx.Node) -> bool:
         return argument(user, "alpha") == 1 or is_first
     if name == "sub":
         return is_first and value not in user.args[1:]
-    if name in ADDED:
+    if name in ADDING:
         return is_first and argument(user, "beta") == 1
     if before is None or after is None or not (before.rank and after.rank):
         return False
@@ -125,6 +123,6 @@ def _hands_on(user: fx.Node, value: fx.Node) -> bool:
     if user.op != "call_function":
         return False
     name = op_name(user)
-    if name in ADDED:
+    if name in ADDING:
         return user.args[0] is value and value not in user.args[1:]
     return name in HANDS_ON or Trait.PRESERVES_VALUES in traits_of(user)

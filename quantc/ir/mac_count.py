@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from quantc.ir.dialect import argument, op_name, ops_in, short_name
+from quantc.ir.dialect import FACTORS, argument, op_name, ops_in, short_name
 from quantc.ir.op_row import Family
 from quantc.ir.program import Program
 from quantc.ir.size_expressions import evaluate
@@ -92,25 +92,19 @@ def _transposed(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     return (MultiplyAdds(math.prod(_shape(x, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
 
 
-def _linear(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
-    x, w = argument(node, "x"), argument(node, "w")
-    return (MultiplyAdds(math.prod(_shape(node, sizes)) * _shape(w, sizes)[-1], (x, w)),)
+def _product(left: str, right: str) -> Count:
+    """For a matrix product of two arguments. A weight may be stored transposed, so the reduced size is that of `left`."""
 
+    def count(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
+        x, y = argument(node, left), argument(node, right)
+        return (MultiplyAdds(math.prod(_shape(node, sizes)) * _shape(x, sizes)[-1], (x, y)),)
 
-def _linear_weight_only(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
-    """The weight may be stored transposed, so the reduced size is read from `x`."""
-    x, w = argument(node, "x"), argument(node, "w")
-    return (MultiplyAdds(math.prod(_shape(node, sizes)) * _shape(x, sizes)[-1], (x, w)),)
+    return count
 
 
 def _bilinear(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     x, y, w = argument(node, "x"), argument(node, "y"), argument(node, "w")
     return (MultiplyAdds(math.prod(_shape(node, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, y, w)),)
-
-
-def _matmul(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
-    x, y = argument(node, "x"), argument(node, "y")
-    return (MultiplyAdds(math.prod(_shape(node, sizes)) * _shape(x, sizes)[-1], (x, y)),)
 
 
 def _einsum(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
@@ -201,8 +195,7 @@ RECURRENT = ops_in(Family.RECURRENT)
 _COUNTS: dict[str, Count] = {
     **dict.fromkeys(ops_in(Family.CONV), _convolution),
     **dict.fromkeys(ops_in(Family.CONV_TRANSPOSE), _transposed),
-    **dict.fromkeys(ops_in(Family.MATMUL), _matmul),
-    "linear": _linear,
+    **{name: _product(*FACTORS[name]) for name in ops_in(Family.MATMUL)},
     "bilinear": _bilinear,
     "einsum": _einsum,
     "sdpa": _attention,
@@ -210,16 +203,17 @@ _COUNTS: dict[str, Count] = {
     **dict.fromkeys(ops_in(Family.RECURRENT_CELL), _cell),
     "quantc.conv.default": _convolution,
     "quantc.conv_transpose.default": _transposed,
-    **dict.fromkeys(("quantc.linear.default", "quantc.linear_grouped.default"), _linear),
-    "quantc.linear_weight_only.default": _linear_weight_only,
-    "quantc.linear_dynamic.default": _quantizing(_linear),
-    "quantc.linear_both_dynamic.default": _quantizing(_linear, stored=0),
-    "quantc.matmul_dynamic.default": _quantizing(_matmul),
-    "quantc.matmul_both_dynamic.default": _quantizing(_matmul, stored=0),
+    **dict.fromkeys(
+        (f"quantc.{name}.default" for name in ("linear", "linear_grouped", "linear_weight_only")), _product("x", "w")
+    ),
+    "quantc.linear_dynamic.default": _quantizing(_product("x", "w")),
+    "quantc.linear_both_dynamic.default": _quantizing(_product("x", "w"), stored=0),
+    "quantc.matmul_dynamic.default": _quantizing(_product("x", "y")),
+    "quantc.matmul_both_dynamic.default": _quantizing(_product("x", "y"), stored=0),
     "quantc.conv_dynamic.default": _quantizing(_convolution),
     "quantc.conv_transpose_dynamic.default": _quantizing(_transposed),
     **dict.fromkeys((f"quantc.{name}_dynamic.default" for name in RECURRENT), _recurrent_dynamic),
     **dict.fromkeys((f"quantc.{name}_cell_dynamic.default" for name in RECURRENT), _quantizing(_cell)),
-    "quantc.matmul.default": _matmul,
+    "quantc.matmul.default": _product("x", "y"),
     "higher_order.out_dtype": _accumulated,
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from torch._ops import OpOverload
 
@@ -91,5 +93,9 @@ class Op:
     """For functions of one number: the float64 reference with its monotone segments, by the op's options."""
     range: tuple[float, float] | None = None
     """The range of the results, where the op has one whatever it reads."""
+    aliases: tuple[str, ...] = ()
+    """Other names that ATen has for the op, with the same arguments."""
+    examples: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
+    """For arguments that are no tensors and have no default that will do: values to try the op with."""
     spatial: int | None = None
     """For ops over windows: the number of spatial axes."""

@@ -13,15 +13,11 @@ from quantc.nn.quantized_tensor import QuantizedTensor, handles
 
 aten = torch.ops.aten
 
-POINTWISE: dict[Any, str] = {
-    aten.leaky_relu.default: "leaky_relu",
-    aten.sigmoid.default: "sigmoid",
-    aten.tanh.default: "tanh",
-    aten.hardsigmoid.default: "hardsigmoid",
-    aten.elu.default: "elu",
-    aten.celu.default: "celu",
-    aten.threshold.default: "threshold",
-}
+POINTWISE = (
+    aten.leaky_relu.default, aten.sigmoid.default, aten.tanh.default, aten.hardsigmoid.default, aten.elu.default,
+    aten.celu.default, aten.threshold.default,
+)  # fmt: skip
+"""Functions of one number that torch's quantized tensors take; others are refused, since no grid is known for them."""
 CLAMPS: dict[Any, Callable[..., tuple[float | None, float | None]]] = {
     aten.relu.default: lambda: (0.0, None),
     aten.hardtanh.default: lambda low=-1.0, high=1.0: (low, high),
@@ -50,7 +46,7 @@ IN_FLOAT = (
 
 @handles(*POINTWISE)
 def _pointwise(func: Any, q: QuantizedTensor, *settings: Any) -> QuantizedTensor:
-    return functional_ops.pointwise(POINTWISE[func], q, *settings)
+    return functional_ops.pointwise(func, q, *settings)
 
 
 @handles(*CLAMPS)

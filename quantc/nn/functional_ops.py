@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from quantc.errors import DataError
 from quantc.ir.dialect import RANGES
@@ -25,19 +24,6 @@ from quantc.targets.kernels.qnnpack_activations import ByteTranslation
 Grid = tuple[float, int]
 Function = Callable[..., Tensor]
 
-POINTWISE: dict[str, Function] = {
-    "celu": functional.celu,
-    "elu": functional.elu,
-    "gelu": functional.gelu,
-    "hardsigmoid": functional.hardsigmoid,
-    "hardswish": functional.hardswish,
-    "leaky_relu": functional.leaky_relu,
-    "sigmoid": torch.sigmoid,
-    "silu": functional.silu,
-    "tanh": torch.tanh,
-    "threshold": functional.threshold,
-}
-"""Functions of one number."""
 FIXED: dict[str, tuple[float, int]] = {name: byte_grid(*ends) for name, ends in RANGES.items()}
 """The uint8 grids of functions with a fixed range. Others stay on the grid of their input."""
 
@@ -50,23 +36,26 @@ def fixed_grid(name: str, dtype: torch.dtype) -> Grid | None:
     return scale, zero_point + torch.iinfo(dtype).min
 
 
-def pointwise(name: str, x: Any, *settings: Any, grid: Grid | None = None) -> QuantizedTensor:
+def pointwise(function: Function, x: Any, *settings: Any, grid: Grid | None = None) -> QuantizedTensor:
     """Apply a unary function, onto the given grid, its fixed one, or the input's."""
+    name = function.__name__.strip("_").partition(".")[0]  # of an overload: the name of its op
     q = check_quantized(x, name)
     onto = grid or fixed_grid(name, q.dtype) or q.grid
     if q.dtype not in BYTES:
-        return quantize_per_tensor(POINTWISE[name](q.dequantize(), *settings), *onto, q.dtype)
-    made: Tensor = _table(name, settings, q.grid, onto, q.dtype).forward(q.data_of)
+        return quantize_per_tensor(function(q.dequantize(), *settings), *onto, q.dtype)
+    made: Tensor = _table(function, settings, q.grid, onto, q.dtype).forward(q.data_of)
     return QuantizedTensor(made, *onto)
 
 
 @lru_cache(maxsize=1024)
-def _table(name: str, settings: tuple[Any, ...], grid: Grid, onto: Grid, dtype: torch.dtype) -> ByteTranslation:
+def _table(
+    function: Function, settings: tuple[Any, ...], grid: Grid, onto: Grid, dtype: torch.dtype
+) -> ByteTranslation:
     limits = torch.iinfo(dtype)
     with torch.inference_mode(False), torch.no_grad():
         levels = QuantizedTensor(torch.arange(limits.min, limits.max + 1).to(dtype), *grid)
         return ByteTranslation(
-            quantize_per_tensor(POINTWISE[name](levels.dequantize(), *settings), *onto, dtype).data_of, dtype
+            quantize_per_tensor(function(levels.dequantize(), *settings), *onto, dtype).data_of, dtype
         )
 
 

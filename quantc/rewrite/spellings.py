@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
-from quantc.ir.dialect import BY_NAME, aten, is_op, overload_names
+from quantc.ir.dialect import BY_NAME, OPS, aten, is_op, overload_names
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType, dtype_of, rank_of, tensor_type
 from quantc.rewrite.normal_form import is_item
@@ -53,17 +53,6 @@ def respell(program: Program, node: fx.Node, target: OpOverload, *args: Any, **k
 # -- the same op under another name ------------------------------------------------------------------------------
 
 ALIASES: dict[str, str] = {
-    "multiply": "mul",
-    "divide": "div",
-    "true_divide": "div",
-    "subtract": "sub",
-    "negative": "neg",
-    "absolute": "abs",
-    "clip": "clamp",
-    "concat": "cat",
-    "concatenate": "cat",
-    "swapaxes": "transpose",
-    "swapdims": "transpose",
     "moveaxis": "movedim",
     "greater": "gt",
     "greater_equal": "ge",
@@ -73,18 +62,8 @@ ALIASES: dict[str, str] = {
     "__and__": "bitwise_and",
     "__or__": "bitwise_or",
     "__xor__": "bitwise_xor",
-    "special_expit": "sigmoid",
-    "view": "reshape",
-    "_unsafe_view": "reshape",
-    "_reshape_alias": "reshape",
-    "_adaptive_avg_pool2d": "adaptive_avg_pool2d",
-    "_adaptive_avg_pool3d": "adaptive_avg_pool3d",
-    "unsafe_split": "split",
-    "unsafe_chunk": "chunk",
-    "unsafe_split_with_sizes": "split_with_sizes",
 }
-OVERLOADS: dict[str, str] = {"swapaxes": "int", "swapdims": "int"}
-"""Overload names that differ in the canonical op."""
+"""Of ops without a row; the others have theirs in it."""
 
 
 def _renamed(target: OpOverload) -> Spelling:
@@ -125,12 +104,13 @@ def _register_copies() -> None:
 
 
 def _register_aliases() -> None:
-    for old, new in ALIASES.items():
-        for name in overload_names(getattr(aten, old)):
-            source, target = (
-                getattr(getattr(aten, old), name),
-                getattr(getattr(aten, new), OVERLOADS.get(old, name), None),
-            )
+    rows: list[tuple[str, OpOverload | None, OpOverloadPacket]] = [
+        (alias, op.target, op.target.overloadpacket) for op in OPS for alias in op.aliases
+    ]
+    rows += [(alias, None, getattr(aten, name)) for alias, name in ALIASES.items()]
+    for alias, usual, packet in rows:
+        for name in overload_names(getattr(aten, alias)):
+            source, target = getattr(getattr(aten, alias), name), getattr(packet, name, usual)
             if isinstance(target, OpOverload) and not source._schema.is_mutable and "dtype" not in name:
                 SPELLINGS[source] = _renamed(target)
 

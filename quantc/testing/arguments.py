@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.ir.dialect import Argument, arguments
+from quantc.ir.dialect import BY_TARGET, Argument, arguments
 from quantc.patterns.checks import Check, Comparison
 from quantc.patterns.op_names import op_target
 from quantc.testing.choices import Choices, NoExampleError
@@ -148,11 +148,15 @@ class ExampleTable:
 
 
 def _from_schema(wanted: Wanted) -> dict[str, Any]:
-    """An op without an example of its own that needs one tensor and nothing else is called with that."""
-    required = [row for row in wanted.rows if not row.has_default and row.name not in wanted.known]
+    """An op without an example of its own is called with one tensor, and with what its row has for its other arguments."""
+    op = BY_TARGET.get(op_target(wanted.op))
+    examples = op.examples if op is not None else {}
+    needed = (row for row in wanted.rows if not row.has_default and row.name not in examples)
+    required = [row for row in needed if row.name not in wanted.known]
     missing = [row.name for row in required[1:] if row.name not in wanted.checks]
     first = wanted.rows[0]
     if first.type != "Tensor" or missing or (required and required[0] is not first):
-        needed = ", ".join(row.name for row in required)
-        raise NoExampleError(f"there are no example arguments for {wanted.op} (it needs {needed})")
-    return {first.name: wanted.x(first.name)}
+        names = ", ".join(row.name for row in required)
+        raise NoExampleError(f"there are no example arguments for {wanted.op} (it needs {names})")
+    x = wanted.x(first.name)
+    return {first.name: x, **{name: wanted.attr(name, *values) for name, values in examples.items()}}

@@ -164,11 +164,6 @@ def binary(wanted: Wanted) -> Arguments:
     return {"x": x, "y": y.abs() + 0.5 if wanted.op == "div" and y is not wanted.tensor("y") else y}
 
 
-@OP_EXAMPLES.of("rsub")
-def rsub(wanted: Wanted) -> Arguments:
-    return {"x": wanted.x(), "y": 1.0}
-
-
 @OP_EXAMPLES.of("masked_fill")
 def masked_fill(wanted: Wanted) -> Arguments:
     x = wanted.x()
@@ -182,21 +177,15 @@ def positive(wanted: Wanted) -> Arguments:
     return {"x": x if x is not None else wanted.x().abs() + 0.5, **exponent}
 
 
-@OP_EXAMPLES.of("clamp")
-def clamp(wanted: Wanted) -> Arguments:
-    return {"x": wanted.x(), "min": wanted.attr("min", -1.0), "max": wanted.attr("max", 1.0)}
-
-
 @OP_EXAMPLES.of("prelu")
 def prelu(wanted: Wanted) -> Arguments:
     x = wanted.x()
     return {"x": x, "w": wanted.randn(x.shape[1]).abs() / 4}
 
 
-@OP_EXAMPLES.of("softmax", "aten._safe_softmax.default", "log_softmax", "glu")
-def along_axis(wanted: Wanted) -> Arguments:
-    x = wanted.rows[0].name
-    return {x: wanted.x(x), "dim": wanted.attr("dim", -1)}
+@OP_EXAMPLES.of("aten._safe_softmax.default")
+def safe_softmax(wanted: Wanted) -> Arguments:
+    return {"self": wanted.x("self"), "dim": wanted.attr("dim", -1)}
 
 
 # -- norms -------------------------------------------------------------------------------------------------------
@@ -236,11 +225,6 @@ def group_norm(wanted: Wanted) -> Arguments:
     x = wanted.x()
     scale = None if wanted.lacks("w") else wanted.randn(x.shape[1]).abs() + 0.5
     return {"x": x, "num_groups": wanted.attr("num_groups", 2), "w": scale, "b": _bias(wanted, x.shape[1])}
-
-
-@OP_EXAMPLES.of(*ops_in(Family.DROPOUT))
-def dropout(wanted: Wanted) -> Arguments:
-    return {"x": wanted.x(), "p": 0.5, "train": wanted.attr("train", False)}
 
 
 # -- pooling and reduction ---------------------------------------------------------------------------------------
@@ -312,11 +296,6 @@ def reshape(wanted: Wanted) -> Arguments:
     return {"x": x, "shape": [-1, 2, x.shape[1] // 2, *x.shape[2:]]}
 
 
-@OP_EXAMPLES.of("flatten")
-def flatten(wanted: Wanted) -> Arguments:
-    return {"x": wanted.x(), "start_dim": wanted.attr("start_dim", 1), "end_dim": wanted.attr("end_dim", -1)}
-
-
 @OP_EXAMPLES.of("unflatten")
 def unflatten(wanted: Wanted) -> Arguments:
     x = wanted.x()
@@ -342,16 +321,13 @@ def permute(wanted: Wanted) -> Arguments:
     return {"x": x, "dims": wanted.attr("dims", [0, *range(2, x.dim()), 1] if x.dim() > 2 else [1, 0])}
 
 
-@OP_EXAMPLES.of("repeat", "aten.repeat_interleave.self_int", "flip", "roll", "pad")
+@OP_EXAMPLES.of("repeat", "aten.repeat_interleave.self_int")
 def again(wanted: Wanted) -> Arguments:
     name = wanted.rows[0].name
     x = wanted.x(name)
     others = {
         "aten.repeat_interleave.self_int": {"repeats": 2, "dim": wanted.attr("dim", 1)},
         "repeat": {"repeats": [1, 2, *[1] * (x.dim() - 2)]},
-        "flip": {"dims": [-1]},
-        "roll": {"shifts": [1], "dims": [-1]},
-        "pad": {"pad": [1, 1], "mode": wanted.attr("mode", "constant"), "value": wanted.attr("value", None)},
     }
     return {name: x, **others[wanted.op]}
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, fx, nn
 
 from quantc.errors import DataError, TrainingError
-from quantc.ir.dialect import argument, op_name
-from quantc.ir.infinite_masks import ADDED, is_mask
+from quantc.ir.dialect import ADDING, argument, op_name
+from quantc.ir.infinite_masks import is_mask
 from quantc.support.finite_tensors import count_not_finite, why_not_finite
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _read(program: Program) -> Iterator[tuple[str, Tensor, str, bool]]:
 def _multiplies_by_zero(user: fx.Node, value: fx.Node) -> bool:
     """True if an op scales a tensor by zero: torch does not read it then."""
     is_added = user.args[:1] == (value,) and value not in user.args[1:]
-    return is_added and op_name(user) in ADDED and argument(user, "beta") == 0
+    return is_added and op_name(user) in ADDING and argument(user, "beta") == 0
 
 
 def _fault(name: str, tensor: Tensor, where: str, *, learns: bool) -> DataError | TrainingError:

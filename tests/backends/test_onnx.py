@@ -22,9 +22,10 @@ def convs() -> dict[str, nn.Module]:
     return {"a": nn.Conv2d(4, 4, 1), "b": nn.Conv2d(4, 4, 1)}
 
 
-def test_a_sum_with_a_convolution_yields_bytes_whatever_activation_lies_between() -> None:
+@pytest.mark.parametrize("activation", [F.hardswish, F.mish, F.gelu])
+def test_a_sum_with_a_convolution_yields_bytes_whatever_activation_lies_between(activation: Any) -> None:
     def run(self: Any, x: Tensor) -> Any:
-        return F.hardswish(self.a(x)) + x
+        return activation(self.a(x)) + x
 
     rules, sites = decided(captured(run, image(), **convs()), "onnx")
     assert rules["add"] == "add-convolutions"

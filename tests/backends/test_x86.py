@@ -45,6 +45,17 @@ def test_a_follower_whose_input_is_float_stays_float() -> None:
     assert prepared.plan.left_float.get(prepared.node("cat")) == "cat: its input exp is not quantized"
 
 
+@pytest.mark.parametrize("activation", [F.silu, F.mish, F.softplus, F.hardsigmoid])
+def test_linear_layers_take_the_activation_behind_them_whichever_it_is(activation: Any) -> None:
+    def run(self: Any, x: Tensor) -> Any:
+        return self.b(activation(self.a(x)))
+
+    prepared = qc.prepare(captured(run, torch.randn(4, 8), a=nn.Linear(8, 8), b=nn.Linear(8, 8)), "x86")
+    name = activation.__name__
+    claims = [prepared.plan.claims.get(prepared.node(each)) for each in ("linear", name)]
+    assert [(claim.rule, claim.root) for claim in claims if claim is not None] == [("linear", name)] * 2
+
+
 def test_residual_sums_of_linears_norms_and_softmax_stay_float_on_x86() -> None:
     def run(self: Any, x: Tensor) -> Any:
         x = x + self.a(F.layer_norm(x, (8,)))

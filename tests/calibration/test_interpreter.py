@@ -14,8 +14,9 @@ from torch._higher_order_ops.map import map as map_over
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.calibration.interpreter import Runner, Watch
+from quantc.calibration.interpreter import IN_PLACE, Runner, Watch
 from quantc.errors import CalibrationError
+from quantc.ir.dialect import target_name
 from quantc.ir.program import Program
 from tests.support.calibration import one_thread  # noqa: F401 - a fixture
 from tests.support.chains import chain
@@ -81,6 +82,16 @@ def test_every_node_has_the_value_torchs_interpreter_gives_it(name: str) -> None
 
 def _copy(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+@pytest.mark.parametrize("op", IN_PLACE, ids=str)
+def test_what_overwrites_its_operand_gives_the_same_bits(op: Any) -> None:
+    numbers = torch.cat([torch.linspace(-30, 30, 1001), torch.randn(23) * 3]).reshape(32, 32)
+    for x in (numbers, numbers.t(), numbers.reshape(4, 4, 8, 8).to(memory_format=torch.channels_last), numbers[:7]):
+        more = {"clamp": (-1.0, 1.5), "add": (x.cos(),), "mul": (x.cos(),)}.get(target_name(op), ())
+        own = x.clone()
+        assert IN_PLACE[op](own, *more) is own
+        assert torch.equal(own, op(x, *more))
 
 
 # -- nested graphs ---------------------------------------------------------------------------------------------

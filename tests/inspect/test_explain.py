@@ -89,8 +89,8 @@ def test_the_command_line_prepares_for_a_backend_and_explains() -> None:
 
 
 def test_the_command_line_explains_a_saved_program_without_a_backend(tmp_path: Path) -> None:
-    program = captured(nn.Sequential(nn.Linear(4, 4), nn.Softplus()), torch.randn(2, 4))
+    program = captured(nn.Sequential(nn.Linear(4, 4), nn.LogSigmoid()), torch.randn(2, 4))
     qc.prepare(program, "x86").save(tmp_path / "prepared.qc")
-    told = CliRunner().invoke(app, ["explain", str(tmp_path / "prepared.qc"), "softplus", "--json"])
+    told = CliRunner().invoke(app, ["explain", str(tmp_path / "prepared.qc"), "log_sigmoid", "--json"])
     assert told.exit_code == 0, told.stderr
     assert json.loads(told.stdout)["change"]["kind"] == "add-rule"

@@ -47,6 +47,12 @@ def test_functions_are_torchs(name: str, inference: bool) -> None:
     assert steps_apart(found, wanted) <= int(is_average)
 
 
+@pytest.mark.parametrize("function", [functional.selu, lambda x: torch.ops.aten.elu(x, 0.5, 2.0, 1.5)])
+def test_scales_of_elu_count(function: Callable[[Any], Any]) -> None:
+    q = quantize_per_tensor(torch.linspace(-3, 3, 61), 0.05, 128, torch.uint8)
+    assert function(q).equals(quantize_per_tensor(function(q.dequantize()), 0.05, 128, torch.uint8))
+
+
 IN_PLACE: dict[str, Callable[[Any], Any]] = {
     "relu_": lambda q: q.relu_(),
     "hardtanh_": lambda q: functional.hardtanh_(q, -0.5, 0.7),

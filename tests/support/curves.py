@@ -55,6 +55,7 @@ ONE: dict[str, tuple[tuple[Any, ...], Real]] = {
     "celu": ((2.5,), lambda x: x if x > 0 else 2.5 * _expm1(x / 2.5)),
     "sigmoid": ((), _sigmoid),
     "tanh": ((), math.tanh),
+    "softshrink": ((0.7,), lambda x: math.copysign(max(abs(x) - 0.7, 0.0), x)),
     "softplus": ((), lambda x: x if x > 20 else _softplus(x)),
     "softplus that drops": ((3.0, 1.0), lambda x: x if x * 3.0 > 1 else _softplus(3 * x) / 3),
 }

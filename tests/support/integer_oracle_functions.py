@@ -59,6 +59,7 @@ FUNCTIONS: dict[str, Callable[[Reals, fx.Node], Any]] = {
     "elu": lambda x, node: elu(x, _number(node, "alpha"), _number(node, "scale"), _number(node, "input_scale")),
     "selu": lambda x, node: elu(x, SELU_ALPHA, SELU_SCALE),
     "celu": lambda x, node: elu(x, _number(node, "alpha"), 1.0, 1 / _number(node, "alpha")),
+    "softshrink": lambda x, node: np.sign(x) * np.maximum(np.abs(x) - _number(node, "lambd"), 0),
     "softplus": lambda x, node: softplus(x, _number(node, "beta"), _number(node, "threshold")),
 }
 """By the name of the op: the real numbers it reads to those it yields; the node has its other arguments."""

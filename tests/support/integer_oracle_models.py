@@ -295,7 +295,9 @@ VARIATIONS: dict[str, Variation] = {
         ["relu", "clamp", "hardswish", "hardsigmoid", "silu", "mish", "gelu", "leaky_relu", "elu", "selu", "celu"],
         _any_shape,
     ),
-    **dict.fromkeys(["sigmoid", "tanh", "softplus", "softmax", "rsub", "div", "clone", "detach"], _any_shape),
+    **dict.fromkeys(
+        ["sigmoid", "tanh", "softplus", "softshrink", "softmax", "rsub", "div", "clone", "detach"], _any_shape
+    ),
     **dict.fromkeys(["cat", "stack"], _join),
 }
 """By op: what may be otherwise than in the kit's models."""

@@ -235,6 +235,11 @@ def softplus(draw: Draw) -> Arguments:
     return (draw.floats(draw.shape()), draw.pick(1, 2, 0.5, 1.0), draw.pick(20, 1, 0.5, 3.0, 100)), {}
 
 
+@draws("softshrink")
+def softshrink(draw: Draw) -> Arguments:
+    return (draw.floats(draw.shape(empty=True)), draw.pick(0, 0.5, 0.3, 2)), {}
+
+
 @draws("glu")
 def glu(draw: Draw) -> Arguments:
     shape = draw.shape(1)

@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from quantc.capture.symbolic.proxies import ProxyValue
-from quantc.ir.dialect import ops_in
+from quantc.ir.dialect import BY_NAME, in_place, ops_in
 from quantc.ir.op_row import Family
 
 NO_SHAPE = (
@@ -35,11 +35,13 @@ NO_SHAPE = (
 aten = torch.ops.aten
 TRAINING = 5
 """Position of the `training` argument of batch norm."""
+FUNCTIONS = tuple(BY_NAME[name] for name in ops_in(Family.ACTIVATION, but=("clamp",)))
 ELEMENTWISE = frozenset(
-    getattr(aten, spelled).default
-    for name in (*ops_in(Family.ACTIVATION, but=("clamp",)), "hardtanh", "relu6")
-    for spelled in (name, f"{name}_")
-    if hasattr(aten, spelled)
+    [
+        *(op.target for op in FUNCTIONS),
+        *(written for op in FUNCTIONS if (written := in_place(op)) is not None),
+        *(aten.hardtanh.default, aten.hardtanh_.default, aten.relu6.default, aten.relu6_.default),
+    ]
 )
 """Ops on one tensor whose result is of its size and, if it is float, of its dtype."""
 

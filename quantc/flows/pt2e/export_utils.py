@@ -9,15 +9,12 @@ import torch
 from torch import fx
 
 from quantc.flows.pt2e.graph_modules import check_graph_module
+from quantc.ir.dialect import BY_NAME, DROPOUTS, in_place
 
 aten = torch.ops.aten
 MODES: dict[Any, int] = {
     aten.batch_norm.default: 5,
-    **{
-        overload: 2
-        for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-        for overload in (getattr(aten, name).default, getattr(aten, f"{name}_").default)
-    },
+    **{overload: 2 for row in (BY_NAME[name] for name in DROPOUTS) for overload in (row.target, in_place(row))},
     aten.rrelu.default: 3,
     aten.rrelu_.default: 3,
 }

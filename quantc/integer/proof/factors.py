@@ -207,7 +207,7 @@ INTEGER_PRODUCTS: dict[str, Layout] = {
     "matmul_both_dynamic": "columns",
 }
 """Our own ops that multiply, and where their second operand has its output channels."""
-RECURRENT = tuple(f"{kind}{cell}_dynamic" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell"))
+RECURRENT = tuple(f"{kind}{cell}_dynamic" for kind in ops_in(Family.RECURRENT) for cell in ("", "_cell"))
 """Recurrent ops, which have several weights."""
 
 

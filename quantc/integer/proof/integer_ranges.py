@@ -11,12 +11,13 @@ from torch import fx
 
 from quantc.integer.library import op_of
 from quantc.integer.move_ops import MOVES
-from quantc.ir.dialect import argument, op_name, position
+from quantc.ir.dialect import argument, op_name, ops_in, position
+from quantc.ir.op_row import Family
 from quantc.ir.program import Program
 from quantc.ir.types import dtype_of
 from quantc.qdq.choose_qparams import CHOOSE
 
-HANDED_ON = {*MOVES, "pad", "cat", "stack", "max_pool2d", "max_pool3d", "max_pool2d_with_indices"}
+HANDED_ON = {*MOVES, *ops_in(Family.PAD, Family.JOIN, Family.MAX_POOL), "max_pool2d_with_indices"}
 """Ops that yield integers they were given; where they pad, the zero point of their grid or nothing that counts."""
 
 TABLES = {"lookup": "table", "steps": "levels"}

@@ -118,27 +118,27 @@ def leaky_relu(
 ) -> QuantizedTensor:
     """On the grid of its input unless one is given."""
     grid = None if scale is None or zero_point is None else (float(scale), int(zero_point))
-    return functional_ops.pointwise("leaky_relu", input, negative_slope, grid=grid)
+    return functional_ops.pointwise(floats.leaky_relu, input, negative_slope, grid=grid)
 
 
 def hardswish(input: Tensor, scale: float, zero_point: int) -> QuantizedTensor:  # noqa: A002
-    return functional_ops.pointwise("hardswish", input, grid=(float(scale), int(zero_point)))
+    return functional_ops.pointwise(floats.hardswish, input, grid=(float(scale), int(zero_point)))
 
 
 def elu(input: Tensor, scale: float, zero_point: int, alpha: float = 1.0) -> QuantizedTensor:  # noqa: A002
-    return functional_ops.pointwise("elu", input, alpha, grid=(float(scale), int(zero_point)))
+    return functional_ops.pointwise(floats.elu, input, alpha, grid=(float(scale), int(zero_point)))
 
 
 def celu(input: Tensor, scale: float, zero_point: int, alpha: float = 1.0) -> QuantizedTensor:  # noqa: A002
-    return functional_ops.pointwise("celu", input, alpha, grid=(float(scale), int(zero_point)))
+    return functional_ops.pointwise(floats.celu, input, alpha, grid=(float(scale), int(zero_point)))
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> QuantizedTensor:  # noqa: A002
-    return functional_ops.pointwise("hardsigmoid", input)
+    return functional_ops.pointwise(floats.hardsigmoid, input)
 
 
 def threshold(input: Tensor, threshold: float, value: float) -> QuantizedTensor:  # noqa: A002
-    return functional_ops.pointwise("threshold", input, threshold, value)
+    return functional_ops.pointwise(floats.threshold, input, threshold, value)
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------

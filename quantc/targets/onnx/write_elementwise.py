@@ -290,6 +290,12 @@ def prelu(call: OpCall) -> Value:
     return call.emit("PRelu", call.tensor("x"), slopes)
 
 
+@writes("softshrink")
+def softshrink(call: OpCall) -> Value:
+    bound = float(call["lambd"])
+    return call.emit("Shrink", call.tensor("x"), lambd=bound, bias=bound)
+
+
 STRAIGHT = 20.0
 """From here on softplus(x) is x in float32."""
 

@@ -29,6 +29,7 @@ LONE: dict[str, Callable[[Tensor], Tensor]] = {
     "selu": F.selu,
     "celu": lambda x: F.celu(x, 2.0),
     "softplus": lambda x: F.softplus(x, 2.0),
+    "softshrink": lambda x: F.softshrink(x, 0.3),
     "prelu": lambda x: F.prelu(x, torch.tensor([0.1, -0.4, 0.0])),
     "prelu with one slope": lambda x: F.prelu(x, torch.tensor([0.25])),
     "sigmoid": torch.sigmoid,

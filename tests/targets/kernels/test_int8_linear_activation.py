@@ -31,6 +31,10 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "silu": nn.SiLU,
     "hardswish": nn.Hardswish,
+    "mish": nn.Mish,
+    "softplus": lambda: nn.Softplus(beta=2.0, threshold=3.0),
+    "hardsigmoid": nn.Hardsigmoid,
+    "celu": lambda: nn.CELU(0.5),
 }
 
 

@@ -45,6 +45,7 @@ CASES: Cases = {
             + F.selu(x)
             + F.celu(x, 0.6)
             + F.softplus(x, beta=2)
+            + F.softshrink(x, 0.3)
             + F.logsigmoid(x)
             + F.hardswish(x)
         ),

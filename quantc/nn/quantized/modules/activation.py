@@ -1,4 +1,4 @@
-"""Quantized activations: a row each, of the function that `functional_ops` computes and the settings it takes."""
+"""Quantized activations: a row each, of the function of floats and the settings it takes."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class ReLU6(ReLU):
 
 
 class Curve(QuantizedModule):
-    """A function of one number: `function` names it, and `settings` are its other arguments with their defaults."""
+    """A function of one number; `settings` are its other arguments with their defaults."""
 
-    function: ClassVar[str] = ""
+    function: ClassVar[functional_ops.Function]
     settings: ClassVar[dict[str, Any]] = {}
 
-    def __init_subclass__(cls, of: type[nn.Module], function: str, **settings: Any) -> None:
+    def __init_subclass__(cls, of: type[nn.Module], function: functional_ops.Function, **settings: Any) -> None:
         super().__init_subclass__()
         cls._FLOAT_MODULE, cls.function, cls.settings = of, function, settings
 
@@ -60,7 +60,7 @@ class Curve(QuantizedModule):
     def forward(self, input: Tensor) -> QuantizedTensor:  # noqa: A002
         x = self.quantized_input(input)
         values = [getattr(self, name) for name in self.settings]
-        return functional_ops.pointwise(self.function, x, *values, grid=self.grid)
+        return functional_ops.pointwise(type(self).function, x, *values, grid=self.grid)
 
     @classmethod
     def from_float(cls, mod: Any, use_precomputed_fake_quant: bool = False) -> Self:
@@ -76,28 +76,28 @@ class Curve(QuantizedModule):
         return ", ".join([*(f"{name}={getattr(self, name)}" for name in self.settings), self.grid_text()])
 
 
-class Hardswish(Curve, of=nn.Hardswish, function="hardswish"): ...
+class Hardswish(Curve, of=nn.Hardswish, function=functional.hardswish): ...
 
 
-class ELU(Curve, of=nn.ELU, function="elu", alpha=1.0): ...
+class ELU(Curve, of=nn.ELU, function=functional.elu, alpha=1.0): ...
 
 
-class CELU(Curve, of=nn.CELU, function="celu", alpha=1.0): ...
+class CELU(Curve, of=nn.CELU, function=functional.celu, alpha=1.0): ...
 
 
-class LeakyReLU(Curve, of=nn.LeakyReLU, function="leaky_relu", negative_slope=1e-2): ...
+class LeakyReLU(Curve, of=nn.LeakyReLU, function=functional.leaky_relu, negative_slope=1e-2): ...
 
 
-class Sigmoid(Curve, of=nn.Sigmoid, function="sigmoid"): ...
+class Sigmoid(Curve, of=nn.Sigmoid, function=torch.sigmoid): ...
 
 
-class Tanh(Curve, of=nn.Tanh, function="tanh"): ...
+class Tanh(Curve, of=nn.Tanh, function=torch.tanh): ...
 
 
-class GELU(Curve, of=nn.GELU, function="gelu"): ...
+class GELU(Curve, of=nn.GELU, function=functional.gelu): ...
 
 
-class SiLU(Curve, of=nn.SiLU, function="silu"): ...
+class SiLU(Curve, of=nn.SiLU, function=functional.silu): ...
 
 
 class Softmax(QuantizedModule):
