@@ -4,7 +4,9 @@ Sums that are rounded as they grow depend on their order. Here each addend is cu
 places (multiples of 2^WIDTH), and a sum keeps the digits at two places: the lowest one that is above all addends so far
 decides which. Digits are integers, so adding them is exact; those of a larger addend push the lower place out whole, for
 addends before and after it alike. So a state is a function of the set of addends, and merging is associative and
-commutative in bits. What is lost is less than 2^-24 of the largest addend, for each.
+commutative in bits. What is lost is less than 2^-23 of the largest addend, for each.
+
+Digits are rounded to nearest; as addends are below half a unit of the place above theirs, they have no digit there.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ def fixed_point(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def digits(scaled: Tensor) -> tuple[Tensor, Tensor]:
     """The two digits of numbers in units of the upper one; `scaled` is overwritten."""
-    upper = scaled.trunc()
-    return upper, scaled.sub_(upper).mul_(2.0**WIDTH).trunc_()
+    upper = scaled.round()
+    return upper, scaled.sub_(upper).mul_(2.0**WIDTH).round_()
 
 
 def place_of(exponents: Tensor) -> Tensor:
@@ -68,7 +70,7 @@ class ExactSum:
     """Sum of float64 tensors of one shape, whose addends are exact. A place is kept for each element."""
 
     exponents: Tensor
-    """The largest exponent of an addend so far."""
+    """The smallest exponents that no addend has reached half of."""
     upper: Tensor
     lower: Tensor
 
@@ -78,7 +80,7 @@ class ExactSum:
         return cls(torch.full(shape, ABSENT, dtype=torch.int32), empty, empty.clone())
 
     def added(self, addend: Tensor) -> Self:
-        exponents = exponents_of(addend)
+        exponents = exponents_of(addend) + 1
         upper, lower = digits(addend * power(-WIDTH * (place_of(exponents) - 1)))
         return self.merged(type(self)(exponents, upper, lower))
 

@@ -3,7 +3,7 @@
 The squared error of a layer's output is `trace(E G Eᵀ)` for a change `E` of its weights, so that a Gram is all that
 rounding weights needs to know of the data. Each batch is rounded to 15 bits of the largest value of each channel, its
 products are added up in float64 without rounding, by whatever BLAS in whatever order, and batches are added up exactly
-too. Memory is 8·d·(d+1) bytes a group.
+too. Memory is about 8·d² bytes a group.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from quantc.errors import LoadError
+from quantc.errors import LoadError, SpecError
 from quantc.observe.exact_sum import MAX_ROWS, ExactSum, fixed_point, power
 from quantc.spec.observation import Order, State, no_options
 from quantc.spec.spec import Option
@@ -112,3 +112,12 @@ class Fisher(Moments):
     __slots__ = ()
 
     statistics: ClassVar[str] = "fisher"
+
+    @classmethod
+    def empty(cls, options: Mapping[str, Option]) -> Self:
+        """The option `axis` is that of the classes in the model's output, for who computes the gradients."""
+        rest = dict(options)
+        if type(axis := rest.pop("axis", -1)) is not int:
+            raise SpecError(f"axis: it must be a whole number (given: {axis!r})")
+        no_options(cls.statistics, rest)
+        return cls()

@@ -1,4 +1,4 @@
-"""Exact sum of the outer products of rows, in the memory of one symmetric float64 matrix."""
+"""Exact sum of the outer products of rows, in about the memory of one float64 matrix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from quantc.observe.exact_sum import (
     ABSENT,
     WIDTH,
-    digits,
     exponents_in,
     exponents_of,
     integers_in,
@@ -22,31 +21,37 @@ from quantc.observe.exact_sum import (
 )
 from quantc.spec.observation import State
 
-PANEL = 256
-"""Columns that are multiplied at a time: half of a symmetric product is saved, and temporaries are small."""
+PANEL = 128
+"""Rows of the matrix that are kept together: the columns before their first are left out, as it is symmetric."""
 DEAD = ABSENT // 2
 """The exponent of a channel that is zero throughout."""
+
+
+def cells(width: int) -> int:
+    """The number of elements kept of a symmetric matrix: half of them, and the rest of the blocks on the diagonal."""
+    return sum((end - start) * (width - start) for start, end in _panels(width))
 
 
 @dataclass(eq=False, slots=True)
 class OuterProducts:
     """The sum over batches of `xᵀx`, `[groups, channels, channels]`, by the digits of `quantc.observe.exact_sum`.
 
-    There is one exponent a channel, as |G_ij| ≤ √(G_ii G_jj) < 2^(e_i + e_j) for the products G of any batch.
+    There is one exponent a channel, as |G_ij| ≤ √(G_ii G_jj) < 2^(e_i + e_j) / 2 for the products G of any batch.
     """
 
     exponents: Tensor
-    """For each channel the smallest e such that no batch's G_ii has reached 2^(2e)."""
-    packed: Tensor
-    """The digits, `[groups, channels, channels + 1]`: the upper one of G_ij (i <= j) at [i, j + 1], the lower at [j, i]."""
+    """For each channel the smallest e such that no batch's G_ii has reached 2^(2e) / 2."""
+    upper: Tensor
+    """The digits of the panels, one after the other: `[groups, cells]`."""
+    lower: Tensor
 
     @classmethod
     def zeros(cls, groups: int, width: int) -> Self:
-        exponents = torch.full((groups, width), DEAD, dtype=torch.int32)
-        return cls(exponents, torch.zeros(groups, width, width + 1, dtype=torch.float64))
+        empty = torch.zeros(groups, cells(width), dtype=torch.float64)
+        return cls(torch.full((groups, width), DEAD, dtype=torch.int32), empty, torch.zeros_like(empty))
 
     def clone(self) -> Self:
-        return type(self)(self.exponents, self.packed.clone())
+        return type(self)(self.exponents, self.upper.clone(), self.lower.clone())
 
     def add_integers(self, integers: Tensor, exponents: Tensor) -> None:
         """Add the outer products of `integers * 2^exponents`, rows in fixed point, in place. Overwrites `integers`."""
@@ -54,58 +59,42 @@ class OuterProducts:
         self._make_room(_bounds(integers.square().sum(1) * unit.square()))
         whole, rest = _split(self.exponents)
         integers.mul_((unit * power(-WIDTH * whole)).unsqueeze(1))  # by powers of two: the products stay exact
-        for start, end in _panels(integers.shape[2]):
-            products = torch.bmm(integers[:, :, start:end].mT, integers[:, :, start:])
-            self._add_panel(start, products, rest)
+        groups, _, width = integers.shape
+        memory = [torch.empty(groups * min(PANEL, width) * width, dtype=torch.float64) for _ in range(2)]
+        for start, end, upper, lower in self._each():
+            products, digit = (_shaped(buffer, upper) for buffer in memory)
+            torch.bmm(integers[:, :, start:end].mT, integers[:, :, start:], out=products)
+            _add_digits(products, digit, rest, start, upper, lower)
 
     def add_matrix(self, matrix: Tensor) -> None:
         """Add a symmetric positive semidefinite matrix as one batch, in place."""
         self._make_room(_bounds(matrix.diagonal(dim1=1, dim2=2)) + 1)  # rounding may have broken the bound by a little
         whole, rest = _split(self.exponents)
         unit = power(-WIDTH * whole)
-        for start, end in _panels(matrix.shape[2]):
+        for start, end, upper, lower in self._each():
             panel = matrix[:, start:end, start:] * unit[:, start:end, None] * unit[:, None, start:]
-            self._add_panel(start, panel, rest)
+            _add_digits(panel, torch.empty_like(panel), rest, start, upper, lower)
 
-    def _add_panel(self, start: int, scaled: Tensor, rest: Tensor) -> None:
-        end = start + scaled.shape[1]
-        is_high = (rest[:, start:end, None] + rest[:, None, start:]) > WIDTH
-        scaled.mul_(torch.where(is_high, 2.0**-WIDTH, 1.0))
-        self._put(start, *digits(scaled), add=True)
-
-    def _put(self, start: int, upper: Tensor, lower: Tensor, *, add: bool) -> None:
-        """Set or add the digits of the rows from `start`, of the columns from `start`."""
-        width = upper.shape[1]
-        end = start + width
-        corner = self.packed[:, start:end, start : end + 1]
-        square = torch.zeros_like(corner)
-        square[:, :, 1:] = upper[:, :, :width].triu()
-        square[:, :, :width] += lower[:, :, :width].mT.tril()
-        right, below = self.packed[:, start:end, end + 1 :], self.packed[:, end:, start:end]
-        if add:
-            corner += square
-            right += upper[:, :, width:]
-            below += lower[:, :, width:].mT
-            return
-        corner.copy_(square)
-        right.copy_(upper[:, :, width:])
-        below.copy_(lower[:, :, width:].mT)
-
-    def _panel(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """The digits of rows, of the columns from `start`: the inverse of `_put`, but below the diagonal."""
-        upper = self.packed[:, start:end, start + 1 :]
-        lower = self.packed[:, start:, start:end].mT
-        return upper, lower
+    def _each(self) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        """The panels: first row, the one after the last, and views of the digits."""
+        groups, width = self.exponents.shape
+        at = 0
+        for start, end in _panels(width):
+            size = (end - start) * (width - start)
+            shape = (groups, end - start, width - start)
+            yield start, end, *(part[:, at : at + size].view(shape) for part in (self.upper, self.lower))
+            at += size
 
     def _make_room(self, exponents: Tensor) -> None:
         """Raise the exponents to at least these."""
         exponents = torch.maximum(self.exponents, exponents)
         if torch.equal(exponents, self.exponents):
             return
-        for start, end in _panels(exponents.shape[1]):
+        for start, end, upper, lower in self._each():
             steps = _places(exponents, start, end) - _places(self.exponents, start, end)
             if bool(steps.any()):
-                self._put(start, *moved(*self._panel(start, end), steps), add=False)
+                for part, digits in zip((upper, lower), moved(upper, lower, steps), strict=True):
+                    part.copy_(digits)
         self.exponents = exponents
 
     def merged(self, other: Self) -> Self:
@@ -114,42 +103,60 @@ class OuterProducts:
         if not torch.equal(total.exponents, other.exponents):
             other = other.clone()
             other._make_room(total.exponents)
-        total.packed += other.packed
+        total.upper += other.upper
+        total.lower += other.lower
         return total
 
     def value(self) -> Tensor:
         """The sum as a symmetric matrix, rounded to float64."""
-        found = torch.empty_like(self.packed[:, :, 1:])
-        for start, end in _panels(self.exponents.shape[1]):
-            upper, lower = self._panel(start, end)
+        groups, width = self.exponents.shape
+        found = torch.empty(groups, width, width, dtype=torch.float64)
+        for start, end, upper, lower in self._each():
             unit = power(WIDTH * (_places(self.exponents, start, end) - 1))
             panel = (upper + lower * 2.0**-WIDTH) * unit
-            width = end - start
-            panel[:, :, :width] = panel[:, :, :width].triu() + panel[:, :, :width].triu(1).mT
             found[:, start:end, start:] = panel
-            found[:, end:, start:end] = panel[:, :, width:].mT
+            found[:, end:, start:end] = panel[:, :, end - start :].mT
         return found
 
     def reordered(self, index: Tensor) -> Self:
         """The sum for channels in another order."""
-        width = self.exponents.shape[1]
-        upper, lower = self.packed[:, :, 1:].triu(), self.packed[:, :, :width].tril().mT
-        upper, lower = (part + part.triu(1).mT for part in (upper, lower))
-        total = type(self)(self.exponents[:, index], torch.empty_like(self.packed))
-        for start, end in _panels(width):
-            rows, columns = index[start:end, None], index[start:]
-            total._put(start, upper[:, rows, columns], lower[:, rows, columns], add=False)
+        groups, width = self.exponents.shape
+        total = self.zeros(groups, width)
+        total.exponents = self.exponents[:, index]
+        for name in ("upper", "lower"):
+            whole = torch.empty(groups, width, width, dtype=torch.float64)
+            for start, end, *parts in self._each():
+                panel = parts[name == "lower"]
+                whole[:, start:end, start:] = panel
+                whole[:, end:, start:end] = panel[:, :, end - start :].mT
+            for start, end, *parts in total._each():
+                parts[name == "lower"].copy_(whole[:, index[start:end, None], index[start:]])
         return total
 
     def to_tensors(self) -> dict[str, Tensor]:
-        return {"exponents": self.exponents, "packed": self.packed}
+        return {"exponents": self.exponents, "upper": self.upper, "lower": self.lower}
 
     @classmethod
     def from_state(cls, state: State) -> Self:
         """The inverse of `to_tensors`. LoadError, naming the tensor, on anything else."""
         exponents = exponents_in(state, "exponents")
-        groups, width = exponents.shape
-        return cls(exponents, integers_in(state, "packed", torch.Size((groups, width, width + 1))))
+        shape = torch.Size((exponents.shape[0], cells(exponents.shape[1])))
+        return cls(exponents, integers_in(state, "upper", shape), integers_in(state, "lower", shape))
+
+
+def _add_digits(scaled: Tensor, digit: Tensor, rest: Tensor, start: int, upper: Tensor, lower: Tensor) -> None:
+    """Cut products into digits and add them. Overwrites `scaled` and `digit`."""
+    rows, columns = rest[:, start : start + scaled.shape[1], None], rest[:, None, start:]
+    if int(rows.min()) + int(columns.min()) > WIDTH:
+        scaled.mul_(2.0**-WIDTH)
+    elif int(rows.max()) + int(columns.max()) > WIDTH:
+        scaled.mul_(torch.where(rows + columns > WIDTH, 2.0**-WIDTH, 1.0))
+    upper += torch.round(scaled, out=digit)
+    lower += scaled.sub_(digit).mul_(2.0**WIDTH).round_()
+
+
+def _shaped(buffer: Tensor, like: Tensor) -> Tensor:
+    return buffer[: like.numel()].view(like.shape)
 
 
 def _panels(width: int) -> Iterator[tuple[int, int]]:
@@ -158,8 +165,8 @@ def _panels(width: int) -> Iterator[tuple[int, int]]:
 
 
 def _bounds(diagonal: Tensor) -> Tensor:
-    """The smallest exponents e with G_ii < 2^(2e)."""
-    return (exponents_of(diagonal) + 1).div(2, rounding_mode="floor")
+    """The smallest exponents e with G_ii < 2^(2e) / 2."""
+    return (exponents_of(diagonal) + 2).div(2, rounding_mode="floor")
 
 
 def _split(exponents: Tensor) -> tuple[Tensor, Tensor]:

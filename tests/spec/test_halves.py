@@ -53,6 +53,6 @@ def test_damaged_states_name_the_half() -> None:
     state = halves([(0, torch.randn(1, 5, 4)), (1, torch.randn(1, 5, 4))]).to_state()
     with pytest.raises(LoadError, match="'odd'"):
         Halves.from_state(Gram, State(state.tensors, {"even": state.values["even"]}))
-    without = {name: x for name, x in state.tensors.items() if name != "odd.packed"}
-    with pytest.raises(LoadError, match="the odd half: the tensor 'packed'"):
+    without = {name: x for name, x in state.tensors.items() if name != "odd.upper"}
+    with pytest.raises(LoadError, match="the odd half: the tensor 'upper'"):
         Halves.from_state(Gram, State(without, state.values))
