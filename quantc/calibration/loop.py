@@ -120,7 +120,7 @@ class _Run:
             self._resume()
             self._feed_and_keep(batches)
         except Exception as error:
-            if self.team.size > 1:
+            if not self.team.is_single:
                 _tell_failure(self.team, error)
             raise
         whole = self._of_the_team()
@@ -145,7 +145,7 @@ class _Run:
             self._feed(batches)
         except BaseException:
             # whole batches count; but those in a checkpoint are added when the calibration is resumed
-            if self.checkpoint is None and self.team.size == 1 and not self.collector.is_torn:
+            if self.checkpoint is None and self.team.is_single and not self.collector.is_torn:
                 self._into_plan(self.tally.whole)
             raise
         finally:
@@ -221,7 +221,7 @@ class _Run:
     def _of_the_team(self) -> Whole:
         """Merged statistics of all processes."""
         own = self.tally.whole
-        if self.team.size == 1:
+        if self.team.is_single:
             return own
         notes = {"batches": own.batches, "samples": own.samples, "failed": None}
         packed = Statistics(own.totals, notes, own.collected).to_bytes()
@@ -306,7 +306,7 @@ def _check_prepared(prepared: Program, every: int) -> None:
 
 
 def _check_team(prepared: Program, team: Team) -> None:
-    if team.size == 1:
+    if team.is_single:
         return
     for group, observation in prepared.plan.statistics.items():
         _refuse_ordered(group, observation)

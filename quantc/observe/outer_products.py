@@ -90,12 +90,28 @@ class OuterProducts:
         exponents = torch.maximum(self.exponents, exponents)
         if torch.equal(exponents, self.exponents):
             return
-        for start, end, upper, lower in self._each():
-            steps = _places(exponents, start, end) - _places(self.exponents, start, end)
-            if bool(steps.any()):
+        if bool((self.exponents > DEAD).any()):  # else there are no digits yet
+            for start, end, upper, lower in self._each():
+                steps = self._steps(exponents, start, end)
+                if steps is None:
+                    continue
                 for part, digits in zip((upper, lower), moved(upper, lower, steps), strict=True):
                     part.copy_(digits)
         self.exponents = exponents
+
+    def _steps(self, exponents: Tensor, start: int, end: int) -> Tensor | None:
+        """How far the places of a panel rise; None if none does, mostly known from the extremes alone."""
+        (old_whole, old_rest), (whole, rest) = _split(self.exponents), _split(exponents)
+        risen = (whole - old_whole).to(torch.int8)
+        is_same = not bool(risen.any())
+        if is_same and int(rest[:, start:end].max()) + int(rest[:, start:].max()) <= WIDTH:
+            return None
+        if is_same and int(old_rest[:, start:end].min()) + int(old_rest[:, start:].min()) > WIDTH:
+            return None
+        was, now = (each[:, start:end, None] > WIDTH - each[:, None, start:] for each in (old_rest, rest))
+        if is_same and torch.equal(was, now):
+            return None
+        return risen[:, start:end, None] + risen[:, None, start:] + now.to(torch.int8) - was.to(torch.int8)
 
     def merged(self, other: Self) -> Self:
         total = self.clone()
