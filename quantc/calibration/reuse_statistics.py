@@ -57,7 +57,7 @@ def merge_statistics(prepared: Program, shards: Iterable[Saved]) -> CalibrationR
         if part.collected.keys() != merged.collected.keys():
             raise CalibrationError(
                 "these statistics were not collected in the same way: some have "
-                f"{next(iter(part.collected.keys() ^ merged.collected.keys()))!r}, and some have not",
+                f"{min(part.collected.keys() ^ merged.collected.keys())!r}, and some have not",
                 where=prepared.name,
                 advice="calibrate every part of the data with the same collect=",
             )
