@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar, Self
 
-from pydantic import Field, StrictFloat, StrictInt, StrictStr
+from pydantic import Field, StrictInt, StrictStr
 from torch import fx
 
 from quantc.calibration.layer_inputs import LayerInput, layer_inputs, quantized_weights
@@ -45,7 +45,7 @@ class Collect(Frozen, frozen=True):
     """Layers to leave out: names of nodes or modules, or globs."""
     max_bytes: StrictInt = Field(default=MAX_BYTES, gt=0)
     """Memory that the statistics may take."""
-    effort: StrictFloat = Field(default=0.5, gt=0)
+    effort: float = Field(default=0.5, gt=0)
     """Multiply-adds for a Gram, relative to those of the layers that read the tensor. It decides how many of the rows
     are taken; the others are left out."""
 

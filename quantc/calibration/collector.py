@@ -19,7 +19,8 @@ from quantc.spec.halves import Halves
 
 
 class Collector:
-    """The statistics of one calibration. Rows of a batch are held until all of it has been seen, and then added."""
+    """The statistics of one calibration. Those of a batch are held until all of it has been seen, and then added: as rows,
+    or as statistics of them where these are smaller."""
 
     def __init__(self, program: Program, collection: Collection | None, first: int) -> None:
         self.program = program
@@ -27,11 +28,11 @@ class Collector:
         self.effort = collection.effort if collection is not None else 1.0
         self.first = first
         """The number of batches in the plan before: halves go by the number of the batch in all calibrations."""
-        self.totals: Mapping[str, Halves] = {tap.name: Halves.empty(tap.kind, tap.options) for tap in self.taps}
+        self.totals: dict[str, Halves] = {tap.name: Halves.empty(tap.kind, tap.options) for tap in self.taps}
         self.is_torn = False
         """True while a batch is being added, and for good if that was interrupted."""
         self._batch = 0
-        self._held: list[tuple[Tap, Tensor]] = []
+        self._held: list[tuple[Tap, Tensor | Halves]] = []
 
     def begin(self, batch: int) -> None:
         """Start a batch, by its number in this calibration."""
@@ -43,18 +44,26 @@ class Collector:
         if rows.is_floating_point() and not bool(torch.isfinite(rows).all()):
             bad = int((~torch.isfinite(rows)).sum())
             raise NotFiniteError(tap.value, self.program.describe(tap.value), bad, rows.numel())
-        self._held.append((tap, rows))
+        if rows.nbytes <= tap.bytes // 2:
+            self._held.append((tap, rows))
+            return
+        part = Halves.empty(tap.kind, tap.options)
+        part.update(rows, batch=self._batch, where=self.program.describe(tap.value))
+        self._held.append((tap, part))
 
     def hold_all(self, found: Iterable[tuple[Tap, Tensor]]) -> None:
         for tap, rows in found:
             self.hold(tap, rows)
 
     def commit(self) -> None:
-        """Add the batch, in place: a second set of statistics would not fit where the first just does."""
+        """Add the batch. Rows in place: a second set of large statistics would not fit where the first just does."""
         self.is_torn = bool(self._held)
         while self._held:
-            tap, rows = self._held.pop(0)
-            self.totals[tap.name].update(rows, batch=self._batch, where=self.program.describe(tap.value))
+            tap, part = self._held.pop(0)
+            if isinstance(part, Halves):
+                self.totals[tap.name] = self.totals[tap.name].merge(part)
+            else:
+                self.totals[tap.name].update(part, batch=self._batch, where=self.program.describe(tap.value))
         self.is_torn = False
 
     def watchers(self) -> dict[fx.Node, list[Watch]]:

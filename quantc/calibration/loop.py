@@ -132,7 +132,8 @@ class _Run:
         if resumed is None:
             return
         self.tally.whole, before = resumed
-        self.collector.totals = self.tally.whole.collected
+        self.collector.totals = dict(self.tally.whole.collected)
+        self.tally.whole = replace(self.tally.whole, collected=self.collector.totals)
         self.kept = self.tally.whole.batches
         self.notes.append(f"{batch_count(self.kept)} from the checkpoint")
         threads = torch.get_num_threads()
