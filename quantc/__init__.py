@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from quantc import hooks, pipelines, qat, reference
     from quantc.annotate.quantizer import Backend, Quantizer, Quantizers, TableQuantizer
     from quantc.calibration.calibration_report import CalibrationReport
+    from quantc.calibration.collect import Collect
     from quantc.calibration.loop import calibrate
     from quantc.calibration.reuse_statistics import merge_statistics, use_statistics
     from quantc.config.config import QuantConfig
@@ -66,6 +67,7 @@ _MODULES = ("hooks", "pipelines", "qat", "reference")
 _NAMES = {
     "annotate.quantizer": ("Backend", "Quantizer", "Quantizers", "TableQuantizer"),
     "calibration.calibration_report": ("CalibrationReport",),
+    "calibration.collect": ("Collect",),
     "calibration.loop": ("calibrate",),
     "calibration.reuse_statistics": ("merge_statistics", "use_statistics"),
     "config.config": ("QuantConfig",),
@@ -151,6 +153,7 @@ __all__ = [
     "UINT8_TOKEN",
     "Backend",
     "CalibrationReport",
+    "Collect",
     "Fixed",
     "Lowered",
     "Outcome",

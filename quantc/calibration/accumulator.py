@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from quantc.errors import DataError
 from quantc.ir.program import Program
 from quantc.ir.types import dtype_of
 from quantc.observe.observation_registry import OBSERVATIONS
+from quantc.spec.halves import Halves
 from quantc.spec.observation import Observation, Order
 from quantc.spec.spec import QuantSpec
 
@@ -54,6 +55,8 @@ class Whole:
     batches: int = 0
     samples: int | None = 0
     """None once a batch did not say how many it holds."""
+    collected: Mapping[str, Halves] = field(default_factory=dict)
+    """What is collected for passes that fit weights, by statistic and tensor."""
 
 
 class Seat:
@@ -97,7 +100,7 @@ class Tally:
         before = self.whole
         totals = {name: seat.added_to(before.totals[name]) for name, seat in self.seats.items()}
         count = None if samples is None or before.samples is None else before.samples + samples
-        self.whole = Whole(totals, before.batches + 1, count)
+        self.whole = Whole(totals, before.batches + 1, count, before.collected)
 
     def watchers(self) -> dict[fx.Node, Watch]:
         """Watch callbacks by node, for the runner."""

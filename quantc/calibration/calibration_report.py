@@ -12,6 +12,7 @@ from quantc.calibration.underflow import Coarse, extremes_of
 from quantc.ir.program import Program
 from quantc.ir.site_index import Places
 from quantc.observe.store import Statistics
+from quantc.spec.halves import Halves
 from quantc.spec.observation import Observation
 
 SHOWN = 40
@@ -53,11 +54,12 @@ class CalibrationReport:
     seen: Mapping[str, Observation] = field(repr=False)
     describe: Callable[[], Mapping[str, Any]] = field(repr=False)
     """Identity of the statistics. Computed lazily: it digests all weights."""
+    collected: Mapping[str, Halves] = field(default_factory=dict, repr=False)
 
     @cached_property
     def statistics(self) -> Statistics:
         """All statistics known at that time. `statistics.save(path)` keeps them for `qc.use_statistics`."""
-        return Statistics(self.seen, self.describe())
+        return Statistics(self.seen, self.describe(), self.collected)
 
     @property
     def unseen(self) -> tuple[str, ...]:

@@ -98,11 +98,13 @@ class Checkpoint:
                     where=str(self.path),
                     advice="give the path of another file, or delete this one to start again",
                 )
-        return Whole(found.sites, _count(found, "batches"), _samples(found)), _count(found, "threads")
+        whole = Whole(found.sites, _count(found, "batches"), _samples(found), found.collected)
+        return whole, _count(found, "threads")
 
     def write(self, whole: Whole) -> None:
         notes = {"batches": whole.batches, "samples": whole.samples, "threads": torch.get_num_threads()}
-        Statistics(whole.totals, {**self.identity, **notes}).write(self.path)
+        known = {what: value for what, value in self.identity.items() if value is not None}
+        Statistics(whole.totals, {**known, **notes}, whole.collected).write(self.path)
 
     def is_due(self, batches: int) -> bool:
         return batches % self.every == 0

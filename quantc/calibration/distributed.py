@@ -19,15 +19,16 @@ import torch.distributed as dist
 
 from quantc.errors import CalibrationError, UnknownNameError, suggest
 
-Shard = Literal["auto", "split", "given", "alone"]
+Shard = Literal["auto", "split", "given", "alone"] | tuple[int, int]
 """Distribution of the data over processes.
 
 auto    split, if this is one of several processes of torch.distributed or torchrun; else alone
 split   every process is given all batches, and process r of n takes those numbered r, r + n, r + 2n, ...
 given   every process is given its own batches, as by a DistributedSampler
 alone   every process calibrates by itself
+(r, n)  by itself too, and takes the batches r, r + n, r + 2n, ... of all, for statistics that are merged from files
 """
-SHARDS: tuple[Shard, ...] = ("auto", "split", "given", "alone")
+SHARDS: tuple[str, ...] = ("auto", "split", "given", "alone")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,13 @@ class Team:
     takes: Literal["split", "given"] = "split"
     group: Any = None
     """torch's process group."""
+    is_apart: bool = False
+    """True if the others are somewhere else, and statistics are merged later."""
+
+    @property
+    def is_single(self) -> bool:
+        """True if nothing is exchanged."""
+        return self.size == 1 or self.is_apart
 
     @property
     def name(self) -> str:
@@ -57,7 +65,7 @@ class Team:
 
     def exchange(self, payload: bytes) -> list[bytes]:
         """All-gather of payloads, in rank order."""
-        if self.size == 1:
+        if self.is_single:
             return [payload]
         own = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
@@ -85,6 +93,9 @@ class Team:
 @contextmanager
 def team_for(shard: Shard) -> Iterator[Team]:
     """The team to calibrate with. Under torchrun without a process group, a temporary one is created."""
+    if isinstance(shard, tuple):
+        yield _part(shard)
+        return
     if shard not in SHARDS:
         raise UnknownNameError(
             f"unknown sharding {shard!r}",
@@ -108,6 +119,17 @@ def team_for(shard: Shard) -> Iterator[Team]:
     finally:
         if not is_ready:
             dist.destroy_process_group()
+
+
+def _part(shard: tuple[int, int]) -> Team:
+    """A part of the data, by its number and how many there are."""
+    if len(shard) != 2 or any(type(number) is not int for number in shard) or not 0 <= shard[0] < shard[1]:
+        raise CalibrationError(
+            f"{shard!r} is not a part of the data",
+            where=f"shard={shard!r}",
+            advice="give (part, parts): (0, 3), (1, 3) and (2, 3) are all of it",
+        )
+    return Team(*shard, is_apart=True)
 
 
 def _is_torchrun() -> bool:

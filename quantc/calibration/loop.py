@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ import torch
 from quantc.calibration.accumulator import FirstNotFinite, NotFiniteError, Tally, Whole
 from quantc.calibration.calibration_report import CalibrationReport, batch_count, rows_of
 from quantc.calibration.checkpoint import Checkpoint, notes_for, plan_digest, program_digest
+from quantc.calibration.collect import Collect, Collection, collection_of
+from quantc.calibration.collector import Collector, gradients_of, watching
 from quantc.calibration.distributed import Shard, Team, team_for
 from quantc.calibration.graph_observers import read_observers, show_observers
 from quantc.calibration.interpreter import Runner
@@ -42,6 +44,7 @@ def calibrate(
     every: int = EVERY,
     progress: Style | Told = "auto",
     shard: Shard = "auto",
+    collect: Collect | str | Sequence[str] | None = None,
 ) -> CalibrationReport:
     """Run batches through a prepared program and collect the statistics for its scales.
 
@@ -60,6 +63,10 @@ def calibrate(
     data is sharded among the processes, and all end with the statistics of all: see
     `quantc.calibration.distributed.Shard`.
 
+    `collect` names statistics for passes that fit weights to the data, collected in the same pass: "recover" for those of
+    `qc.recover`, names such as `["gram", "reservoir{rows=64}"]`, or a `Collect` with limits. What they cost is said before
+    the first batch, and refused above the limit. They go into `prepared.plan.collected`, of even and odd batches apart.
+
     NaN or infinity is an error that names the tensor and the batch. After an error, the statistics are those of the
     whole batches before it; with `checkpoint` they are in the file, and the program is as it was.
     """
@@ -68,12 +75,17 @@ def calibrate(
     check_batches(batches)
     batches = select_inputs(batches, inputs, prepared)
     read_observers(prepared)
+    wanted = Collect.of(collect)
+    collection = None if wanted is None else collection_of(prepared, wanted)
+    title = f"calibrating {prepared.name}" + (f", collecting {collection}" if collection is not None else "")
     began = time.perf_counter()
     with team_for(shard) as team:
         _check_team(prepared, team)
         style = progress if team.rank == 0 else "silent"
-        with show_progress(f"calibrating {prepared.name}", style) as told:
-            run = _Run(prepared, team, _checkpoint(prepared, team, checkpoint, every), told)
+        with show_progress(title, style) as told:
+            run = _Run(prepared, team, _checkpoint(prepared, team, checkpoint, every, wanted), told, collection)
+            if collection is not None:
+                run.notes.append(f"collected {collection}")
             whole = run.all_of(batches)
     return finish(prepared, whole, time.perf_counter() - began, run.notes)
 
@@ -86,6 +98,7 @@ class _Run:
     team: Team
     checkpoint: Checkpoint | None
     told: Told
+    collection: Collection | None = None
     notes: list[str] = field(default_factory=list)
     kept: int = 0
     """Number of batches in the checkpoint."""
@@ -95,7 +108,10 @@ class _Run:
         # order-dependent observations continue from their state; all others are collected separately and merged at the end
         before = {name: seen for name, seen in statistics.items() if seen.order is Order.MATTERS}
         self.tally = Tally(self.program, before)
-        self.runner = Runner(self.program, self.tally.watchers())
+        self.collector = Collector(self.program, self.collection, self.program.plan.batches)
+        self.tally.whole = replace(self.tally.whole, collected=self.collector.totals)
+        self.runner = Runner(self.program, watching(self.tally.watchers(), self.collector.watchers()))
+        self.gradients = gradients_of(self.program, self.collector.taps)
         self.isolation = Isolation(self.program)
 
     def all_of(self, batches: Iterable[Any]) -> Whole:
@@ -104,7 +120,7 @@ class _Run:
             self._resume()
             self._feed_and_keep(batches)
         except Exception as error:
-            if self.team.size > 1:
+            if not self.team.is_single:
                 _tell_failure(self.team, error)
             raise
         whole = self._of_the_team()
@@ -116,6 +132,8 @@ class _Run:
         if resumed is None:
             return
         self.tally.whole, before = resumed
+        self.collector.totals = dict(self.tally.whole.collected)
+        self.tally.whole = replace(self.tally.whole, collected=self.collector.totals)
         self.kept = self.tally.whole.batches
         self.notes.append(f"{batch_count(self.kept)} from the checkpoint")
         threads = torch.get_num_threads()
@@ -128,7 +146,7 @@ class _Run:
             self._feed(batches)
         except BaseException:
             # whole batches count; but those in a checkpoint are added when the calibration is resumed
-            if self.checkpoint is None and self.team.size == 1:
+            if self.checkpoint is None and self.team.is_single and not self.collector.is_torn:
                 self._into_plan(self.tally.whole)
             raise
         finally:
@@ -161,15 +179,20 @@ class _Run:
         number = self.team.number(self.tally.whole.batches)
         leaves = leaves_of(self.program, batch, number)
         self.tally.begin()
+        self.collector.begin(number)
         try:
             with self.isolation.batch(number, leaves) as inputs:
                 self.runner.run(inputs)
+            if self.gradients is not None:
+                with self.isolation.batch(number, leaves) as inputs:
+                    self.collector.hold_all(self.gradients.of(inputs, number))
         except QuantcError as error:
             place = f"batch {number}, {error.where}" if error.where else f"batch {number}"
             error.where = place
             if isinstance(error, NotFiniteError):
                 self._tell_first(error, number, leaves)
             raise
+        self.collector.commit()
         self.tally.commit(samples_in(leaves))
 
     def _tell_first(self, error: NotFiniteError, number: int, leaves: list[Any]) -> None:
@@ -192,16 +215,17 @@ class _Run:
 
     def _keep(self) -> None:
         whole = self.tally.whole
-        if self.checkpoint is not None and whole.batches > self.kept:
+        if self.checkpoint is not None and whole.batches > self.kept and not self.collector.is_torn:
             self.checkpoint.write(whole)
             self.kept = whole.batches
 
     def _of_the_team(self) -> Whole:
         """Merged statistics of all processes."""
         own = self.tally.whole
-        if self.team.size == 1:
+        if self.team.is_single:
             return own
-        packed = Statistics(own.totals, {"batches": own.batches, "samples": own.samples, "failed": None}).to_bytes()
+        notes = {"batches": own.batches, "samples": own.samples, "failed": None}
+        packed = Statistics(own.totals, notes, own.collected).to_bytes()
         parts = [Statistics.from_bytes(part) for part in self.team.exchange(packed)]
         for rank, part in enumerate(parts):
             if part.notes["failed"] is not None:
@@ -216,7 +240,7 @@ class _Run:
         counts: list[Any] = [part.notes["samples"] for part in parts]
         self.notes.append(f"by {self.team.size} processes")
         batches = sum(part.notes["batches"] for part in parts)
-        return Whole(merged.sites, batches, None if None in counts else sum(counts))
+        return Whole(merged.sites, batches, None if None in counts else sum(counts), merged.collected)
 
     def _into_plan(self, whole: Whole) -> None:
         plan = self.program.plan
@@ -226,6 +250,9 @@ class _Run:
             before = plan.statistics.get(name)
             is_new = before is None or observation.order is Order.MATTERS
             plan.statistics[name] = observation if is_new or before is None else before.merge(observation)
+        for name, halves in whole.collected.items():
+            earlier = plan.collected.get(name)
+            plan.collected[name] = halves if earlier is None else earlier.merge(halves)
         plan.batches += whole.batches
         show_observers(self.program)
 
@@ -254,6 +281,7 @@ def finish(prepared: Program, whole: Whole, seconds: float, notes: Sequence[str]
         coarse,
         dict(plan.statistics),
         partial(notes_for, prepared, plan.batches, whole.samples),
+        dict(plan.collected),
     )
 
 
@@ -279,7 +307,7 @@ def _check_prepared(prepared: Program, every: int) -> None:
 
 
 def _check_team(prepared: Program, team: Team) -> None:
-    if team.size == 1:
+    if team.is_single:
         return
     for group, observation in prepared.plan.statistics.items():
         _refuse_ordered(group, observation)
@@ -298,7 +326,9 @@ def _refuse_ordered(group: str, observation: Observation) -> None:
         )
 
 
-def _checkpoint(prepared: Program, team: Team, path: str | os.PathLike[str] | None, every: int) -> Checkpoint | None:
+def _checkpoint(
+    prepared: Program, team: Team, path: str | os.PathLike[str] | None, every: int, collect: Collect | None
+) -> Checkpoint | None:
     """The checkpoint of this process: each has a file of its own."""
     if path is None:
         return None
@@ -310,6 +340,7 @@ def _checkpoint(prepared: Program, team: Team, path: str | os.PathLike[str] | No
         "plan": plan_digest(prepared),
         "batches before": prepared.plan.batches,
         "share": team.name,
+        "collect": None if collect is None else collect.model_dump_json(),
     }
     check_writable(place)  # batches take their time
     return Checkpoint(place, every, identity)

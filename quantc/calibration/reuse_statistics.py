@@ -54,6 +54,13 @@ def merge_statistics(prepared: Program, shards: Iterable[Saved]) -> CalibrationR
                 where=prepared.name,
                 advice="prepare the model in the same way for every part of the data",
             )
+        if part.collected.keys() != merged.collected.keys():
+            raise CalibrationError(
+                "these statistics were not collected in the same way: some have "
+                f"{min(part.collected.keys() ^ merged.collected.keys())!r}, and some have not",
+                where=prepared.name,
+                advice="calibrate every part of the data with the same collect=",
+            )
         merged = merged.merge(part)
     counts: list[Any] = [part.notes.get("samples") for part in parts]
     notes = {
@@ -61,7 +68,7 @@ def merge_statistics(prepared: Program, shards: Iterable[Saved]) -> CalibrationR
         "batches": sum(_batches(part) for part in parts),
         "samples": None if None in counts else sum(counts),
     }
-    return _use(prepared, Statistics(merged.sites, notes))
+    return _use(prepared, Statistics(merged.sites, notes, merged.collected))
 
 
 def _load(saved: Saved) -> Statistics:
@@ -80,6 +87,7 @@ def _use(prepared: Program, saved: Statistics) -> CalibrationReport:
     found = {group.name: index.find(group.name, wanted[group.name], spec) for group, spec in data_groups(prepared)}
     prepared.plan.statistics = found
     prepared.plan.batches = _batches(saved)
+    prepared.plan.collected = dict(saved.collected)
     show_observers(prepared)
     samples: Any = saved.notes.get("samples")
     whole = Whole(found, prepared.plan.batches, samples)

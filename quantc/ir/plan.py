@@ -20,6 +20,7 @@ from quantc.spec.formats import PerChannel, Timing
 from quantc.spec.spec import INT32_BIAS, QuantSpec
 
 if TYPE_CHECKING:
+    from quantc.spec.halves import Halves
     from quantc.spec.numerics import QParams
     from quantc.spec.observation import Observation
 
@@ -115,6 +116,8 @@ class Plan:
     """By group name."""
     batches: int = 0
     """The number of batches in the statistics."""
+    collected: dict[str, Halves] = field(default_factory=dict)
+    """What a calibration collected for passes that fit weights, by statistic and tensor: `gram relu:out0`."""
     qparams: dict[str, QParams] = field(default_factory=dict)
     """By group name, once `quantize` has run."""
     instruction_sets: dict[str, str] = field(default_factory=dict)
@@ -155,6 +158,7 @@ class Plan:
             self.groups,
             dict(self.statistics),
             self.batches,
+            dict(self.collected),
             dict(self.qparams),
             dict(self.instruction_sets),
             dict(self.arithmetic),

@@ -431,6 +431,7 @@ class Program(GraphTree):
         """An independent copy: neither graph nor tensors nor statistics are shared."""
         twin = self.draft()
         twin.plan.statistics = copy.deepcopy(twin.plan.statistics)
+        twin.plan.collected = copy.deepcopy(twin.plan.collected)
         return twin
 
     __copy__ = clone

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError, LoadError
-from quantc.spec.formats import PerTensor
+from quantc.spec.formats import PerChannel, PerTensor
 from quantc.spec.granularity import Share, extremes
 from quantc.spec.numerics import QParams, qparams_from_range
 from quantc.spec.observation import (
@@ -23,6 +23,7 @@ from quantc.spec.observation import (
     refuse_empty,
 )
 from quantc.spec.spec import Option, QuantSpec
+from quantc.spec.statistic import Change, Permutation, Rotation
 
 
 def as_float32(x: Tensor, where: str) -> Tensor:
@@ -105,6 +106,19 @@ class MinMax:
     def qparams(self, spec: QuantSpec, *, where: str = "") -> QParams:
         check_spec(self, spec, where)
         return qparams_from_range(*self.range(where=where), spec, where=where)
+
+    def carried(self, by: Change) -> Self | None:
+        """The extremes of each channel after a scale, or in another order; None where channels share a range or mix."""
+        if self.low is None or self.high is None:
+            return type(self)(self.share, seen=self.seen, non_finite=self.non_finite)
+        if not isinstance(self.share, PerChannel) or isinstance(by, Rotation):
+            return None
+        if isinstance(by, Permutation):
+            low, high = self.low[by.index], self.high[by.index]
+        else:
+            ends = torch.stack([self.low * by.factors, self.high * by.factors]) + 0.0
+            low, high = ends.amin(0), ends.amax(0)
+        return type(self)(self.share, low, high, self.seen, self.non_finite)
 
     def to_state(self) -> State:
         values = {"seen": self.seen, "non_finite": self.non_finite}

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -25,7 +25,9 @@ from quantc.files.endings import check_ending
 from quantc.files.regular_file import as_path
 from quantc.files.sealed_tensors import FileKind
 from quantc.observe.observation_registry import OBSERVATIONS
+from quantc.observe.statistic_registry import STATISTICS as KINDS
 from quantc.spec.formats import Granularity
+from quantc.spec.halves import Halves
 from quantc.spec.observation import Observation, State
 from quantc.support.validated import faults_of
 
@@ -33,6 +35,8 @@ ADVICE = "give a file that quantc wrote, or calibrate again"
 VERSION = 2
 STATISTICS = FileKind("quantc.statistics", (VERSION,), "statistics", ADVICE, unsealed=frozenset({1}))
 DOCUMENT = "document"
+COLLECTED = "collected/"
+M = TypeVar("M", Observation, Halves)
 
 
 class SiteRecord(BaseModel):
@@ -70,10 +74,39 @@ class SiteRecord(BaseModel):
             raise LoadError(error.what, where=where, advice=ADVICE) from error
 
 
+class HalvesRecord(BaseModel):
+    """A statistic of both halves without its tensors."""
+
+    model_config = ConfigDict(extra="forbid")
+    statistics: str
+    values: dict[str, JsonValue]
+    tensors: list[str]
+
+    @staticmethod
+    def of(halves: Halves) -> tuple[HalvesRecord, Mapping[str, Tensor]]:
+        """The record, and the tensors."""
+        state = halves.to_state()
+        record = HalvesRecord(statistics=halves.statistics, values=dict(state.values), tensors=sorted(state.tensors))
+        return record, state.tensors
+
+    def restore(self, tensors: Mapping[str, Tensor], where: str) -> Halves:
+        """Restore both halves from their tensors. LoadError, naming the field, if they do not fit."""
+        for key in self.tensors:
+            if key not in tensors:
+                raise LoadError(f"the tensor {key!r} is missing", where=where, advice=ADVICE)
+        try:
+            return Halves.from_state(KINDS[self.statistics], State(tensors, self.values))
+        except (UnknownNameError, PluginError) as error:
+            raise LoadError(f"the field 'statistics': {error.what}", where=where, advice=error.advice) from error
+        except QuantcError as error:
+            raise LoadError(error.what, where=where, advice=ADVICE) from error
+
+
 class _Document(BaseModel):
     model_config = ConfigDict(extra="forbid")
     notes: dict[str, JsonValue] = Field(default_factory=dict)
     sites: dict[str, SiteRecord]
+    collected: dict[str, HalvesRecord] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,6 +115,8 @@ class Statistics:
 
     sites: Mapping[str, Observation]
     notes: Mapping[str, Any] = field(default_factory=dict)
+    collected: Mapping[str, Halves] = field(default_factory=dict)
+    """What was collected for passes that fit weights."""
 
     def save(self, path: Path | str) -> None:
         """Write a file atomically: an interruption leaves the previous file."""
@@ -110,7 +145,12 @@ class Statistics:
             record, own = SiteRecord.of(observation)
             tensors |= {f"{name}|{key}": value.detach().cpu().contiguous() for key, value in own.items()}
             sites[name] = record.model_dump()
-        text = json.dumps({"notes": dict(self.notes), "sites": sites}, sort_keys=True).encode()
+        document: dict[str, Any] = {"notes": dict(self.notes), "sites": sites}
+        for name, halves in sorted(self.collected.items()):
+            own_record, own = HalvesRecord.of(halves)
+            tensors |= {f"{COLLECTED}{name}|{key}": value.cpu().contiguous() for key, value in own.items()}
+            document.setdefault("collected", {})[name] = own_record.model_dump()
+        text = json.dumps(document, sort_keys=True).encode()
         return {DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8), **tensors}
 
     @staticmethod
@@ -128,10 +168,13 @@ class Statistics:
         merged = dict(self.sites)
         for name, observation in other.sites.items():
             merged[name] = _merge_at(name, merged[name], observation) if name in merged else observation
-        return Statistics(merged, self.notes)
+        collected = dict(self.collected)
+        for name, halves in other.collected.items():
+            collected[name] = _merge_at(name, collected[name], halves) if name in collected else halves
+        return Statistics(merged, self.notes, collected)
 
 
-def _merge_at(name: str, left: Observation, right: Observation) -> Observation:
+def _merge_at(name: str, left: M, right: M) -> M:
     try:
         return left.merge(right)
     except QuantcError as error:
@@ -148,11 +191,18 @@ def _decoded(path: Path | str, tensors: dict[str, Tensor]) -> Statistics:
     except ValidationError as error:
         raise LoadError(f"{path} does not read: {'; '.join(faults_of(error))}", advice=ADVICE) from error
     sites = {name: _observation(path, name, site, tensors) for name, site in header.sites.items()}
+    collected = {name: _halves(path, name, record, tensors) for name, record in header.collected.items()}
     if tensors:
         raise LoadError(f"{path} has a tensor {next(iter(tensors))!r} that belongs to no site", advice=ADVICE)
-    return Statistics(sites, header.notes)
+    return Statistics(sites, header.notes, collected)
 
 
 def _observation(path: Path | str, name: str, site: SiteRecord, tensors: dict[str, Tensor]) -> Observation:
     keys = [key for key in dict.fromkeys(site.tensors) if f"{name}|{key}" in tensors]
     return site.restore({key: tensors.pop(f"{name}|{key}") for key in keys}, f"sites.{name} in {path}")
+
+
+def _halves(path: Path | str, name: str, record: HalvesRecord, tensors: dict[str, Tensor]) -> Halves:
+    keys = [key for key in dict.fromkeys(record.tensors) if f"{COLLECTED}{name}|{key}" in tensors]
+    own = {key: tensors.pop(f"{COLLECTED}{name}|{key}") for key in keys}
+    return record.restore(own, f"collected.{name} in {path}")

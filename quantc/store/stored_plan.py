@@ -22,7 +22,7 @@ from quantc.ir.decisions import Derived, Fixed, Quantize, TensorOutcome
 from quantc.ir.plan import Claim, Group, Part, Plan, Source
 from quantc.ir.sites import NodeTable, Site
 from quantc.observe.observation_registry import OBSERVATIONS
-from quantc.observe.store import SiteRecord
+from quantc.observe.store import HalvesRecord, SiteRecord
 from quantc.pipeline.registry import BACKENDS
 from quantc.spec.arithmetic import Arithmetic
 from quantc.spec.formats import Timing
@@ -61,7 +61,7 @@ class QuantizerData(_Data):
     backends: list[str]
 
 
-ADDED = ("arithmetic", "made_for")
+ADDED = ("arithmetic", "collected", "made_for")
 """Fields that came later, and are written where they say something."""
 
 
@@ -83,6 +83,7 @@ class PlanData(_Data):
     instruction_sets: dict[str, str] | None = None
     """Files from before it was written leave it to the quantizer."""
     arithmetic: dict[str, Arithmetic] = {}
+    collected: dict[str, HalvesRecord] = {}
 
     @model_serializer(mode="wrap")
     def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -117,6 +118,11 @@ def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TensorWriter) -
         statistics[name], own = SiteRecord.of(observation)
         for key, tensor in own.items():
             tensors.add(f"statistics/{name}/{key}", tensor)
+    collected: dict[str, HalvesRecord] = {}
+    for name, halves in plan.collected.items():
+        collected[name], own = HalvesRecord.of(halves)
+        for key, tensor in own.items():
+            tensors.add(f"collected/{name}/{key}", tensor)
     for name, qparams in plan.qparams.items():
         tensors.add(f"qparams/{name}/scale", qparams.scale)
         tensors.add(f"qparams/{name}/zero_point", qparams.zero_point)
@@ -135,6 +141,7 @@ def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TensorWriter) -
         qparams=list(plan.qparams),
         instruction_sets=plan.instruction_sets,
         arithmetic=plan.arithmetic,
+        collected=collected,
     )
 
 
@@ -188,6 +195,9 @@ def plan_of(
             plan.statistics[name] = record.restore(own, where)
         else:
             notes.append(f"the statistics of {name} are left out: nobody offers {record.statistics!r} here")
+    for name, halves in data.collected.items():
+        own = {key: tensors.take(f"collected/{name}/{key}") for key in dict.fromkeys(halves.tensors)}
+        plan.collected[name] = halves.restore(own, f"plan.collected.{name}")
     for name in dict.fromkeys(data.qparams):
         plan.qparams[name] = _qparams(name, tensors)
     return plan, notes

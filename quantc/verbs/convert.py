@@ -82,6 +82,7 @@ def convert(
 def _convert_copy(prepared: Program, reduce_range: RangeReduction, hooks: Sequence[Hook]) -> Program:
     pipeline = pipelines.convert(prepared.plan.quantizer, reduce_range)
     copy = prepared.draft()
+    copy.plan.collected = {}
     if copy.is_live:
         refuse_unsound(copy)
         return Pipeline((RemoveFakeQuantize(),)).then(pipeline).run(copy, hooks)

@@ -104,6 +104,17 @@ def digest_of(converted: Program) -> str:
     return total.hexdigest()
 
 
+def digest_of_collected(program: Program) -> str:
+    """One digest of all that a calibration collected."""
+    total = blake2b(digest_size=16)
+    for name, halves in sorted(program.plan.collected.items()):
+        state = halves.to_state()
+        total.update(f"{name} {sorted(state.values.items())}".encode())
+        for key, tensor in sorted(state.tensors.items()):
+            total.update(key.encode() + tensor.numpy().tobytes())
+    return total.hexdigest()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
@@ -111,6 +122,7 @@ def main() -> None:
     parser.add_argument("--hang-at", type=int, default=-1)
     parser.add_argument("--observe", default="mse")
     parser.add_argument("--fail-on", type=int, default=-1)
+    parser.add_argument("--collect")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rank = int(os.environ.get("RANK", "0"))
@@ -124,11 +136,12 @@ def main() -> None:
     program = prepared(options.observe)
     out = options.out.with_name(f"{options.out.name}.{rank}")
     try:
-        qc.calibrate(program, batches(), checkpoint=options.checkpoint, every=1)
+        qc.calibrate(program, batches(), checkpoint=options.checkpoint, every=1, collect=options.collect)
     except qc.QuantcError as error:
         out.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
         return
-    out.write_text(f"{program.plan.batches} {digest(program)}", encoding="utf-8")
+    collected = f" {digest_of_collected(program)}" if options.collect else ""
+    out.write_text(f"{program.plan.batches} {digest(program)}{collected}", encoding="utf-8")
 
 
 if __name__ == "__main__":

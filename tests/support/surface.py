@@ -22,7 +22,7 @@ from tests.support.doc_pages import PAGES, blocks
 from tests.support.paths import ROOT
 
 FILE = ROOT / "tests" / "golden" / "surface.json"
-GROUPS = ("quantc.backends", "quantc.observations", "quantc.passes", "quantc.pipelines")
+GROUPS = ("quantc.backends", "quantc.observations", "quantc.passes", "quantc.pipelines", "quantc.statistics")
 
 
 def names() -> dict[str, list[str]]:
