@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from quantc.ir.program import Program, attribute
 from quantc.ir.types import TensorType, type_of_value
 from quantc.text.literals import quote
+from quantc.text.plan_section import plan_tensors
 
 REMEMBERED = "_quantc_digests"
 """Attribute of the owner of a parsed graph: the digests of constants whose data was not supplied."""
@@ -91,7 +92,13 @@ def owner_of(program: Program, graph: fx.Graph) -> nn.Module:
 
 
 def constants(program: Program) -> dict[str, torch.Tensor]:
-    """Every tensor named in the text of a program: the `constants` that `parse` needs to restore it."""
+    """Every tensor named in the text of a program, those of its plan too: the `constants` that `parse` needs to restore
+    it."""
+    return {**graph_constants(program), **plan_tensors(program)}
+
+
+def graph_constants(program: Program) -> dict[str, torch.Tensor]:
+    """Every tensor that a graph of a program refers to, by its name in the state dict."""
     return {state_name(path, target): tensor for path, _, target, tensor in _tensors(program)}
 
 

@@ -215,7 +215,7 @@ class GraphReader:
         more = _KINDS[token.text]
         if more and reader.accept(more):
             words = f"{words} {more}"
-        digest = reader.take().text[1:] if reader.peek().kind == "digest" else None
+        digest = reader.digest()
         tied = None
         if reader.accept("tied"):
             reader.require("=")

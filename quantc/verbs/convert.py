@@ -11,6 +11,7 @@ from quantc.errors import CalibrationError, QuantcError, suggest
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.plan import Source
 from quantc.ir.program import Program, Stage, check_has_plan, check_program
+from quantc.observe.store import WITHHELD, WITHHELD_ADVICE, Withheld
 from quantc.passes.remove_fake_quantize import RemoveFakeQuantize
 from quantc.pipeline.pipeline import Hook, Pipeline
 from quantc.pipelines import Style
@@ -21,6 +22,7 @@ from quantc.verbs.prepare import check_stage
 from quantc.verify.finite_constants import refuse_unsound
 
 Form = Literal["qdq", "integer"]
+FEW = 3
 FORMS: tuple[Form, ...] = ("qdq", "integer")
 
 
@@ -79,6 +81,14 @@ def convert(
         return integer.run(converted, hooks) if to == "integer" else converted
 
 
+def refuse_withheld(program: Program) -> None:
+    """Raise CalibrationError if statistics that scales come from have no numbers."""
+    known = program.plan.statistics
+    lost = [group.name for group in program.plan.groups if isinstance(known.get(group.name), Withheld)]
+    if lost:
+        raise CalibrationError(WITHHELD, where=", ".join(lost[:FEW]), advice=WITHHELD_ADVICE)
+
+
 def _converted(prepared: Program, reduce_range: RangeReduction, hooks: Sequence[Hook]) -> Program:
     pipeline = pipelines.convert(prepared.plan.quantizer, reduce_range)
     copy = prepared.draft()
@@ -88,6 +98,7 @@ def _converted(prepared: Program, reduce_range: RangeReduction, hooks: Sequence[
     read_observers(copy)
     if not any(group.source is Source.DATA for group in copy.plan.groups):
         copy.stage = max(copy.stage, Stage.CALIBRATED)  # weights alone need no data
+    refuse_withheld(copy)
     if copy.stage < Stage.CALIBRATED:
         raise CalibrationError(
             f"{prepared.name} was not calibrated",
