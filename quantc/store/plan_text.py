@@ -68,8 +68,9 @@ class _Tensors:
 
 
 def tensors_of(program: Program) -> dict[str, Tensor]:
-    """The tensors of a plan that its text names, and does not hold."""
-    return {name: tensor for name, tensor in _data(program)[2].named.items() if not _is_inline(tensor)}
+    """The tensors of a plan that its text names, and does not hold; without those that were not given to it either."""
+    named = _data(program)[2].named
+    return {name: tensor for name, tensor in named.items() if not _is_inline(tensor) and not tensor.is_meta}
 
 
 def _data(program: Program) -> tuple[PlanData, dict[str, ObserverData], _Tensors]:
