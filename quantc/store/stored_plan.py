@@ -19,7 +19,7 @@ from quantc.annotate.quantizer import Quantizer, Quantizers, TableQuantizer, ins
 from quantc.config.config import QuantConfig
 from quantc.errors import LoadError, PluginError, UnknownNameError
 from quantc.ir.decisions import Derived, Fixed, Quantize, TensorOutcome
-from quantc.ir.plan import Claim, Group, Part, Plan, Source
+from quantc.ir.plan import AbsentQuantizer, Claim, Group, Part, Plan, Source
 from quantc.ir.program import Program
 from quantc.ir.sites import NodeTable, Site
 from quantc.observe.observation_registry import OBSERVATIONS
@@ -131,7 +131,7 @@ def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TakesTensors) -
         tensors.add(f"qparams/{name}/scale", qparams.scale)
         tensors.add(f"qparams/{name}/zero_point", qparams.zero_point)
     return PlanData(
-        quantizer=None if plan.quantizer is None else _quantizer_data(plan.quantizer),
+        quantizer=_quantizer_data(plan.quantizer, plan.absent),
         config=plan.config,
         claims={names[node]: _claim_data(claim) for node, claim in plan.claims.rows.items()},
         left_float={names[node]: reason for node, reason in plan.left_float.rows.items()},
@@ -151,7 +151,9 @@ def _claim_data(claim: Claim) -> ClaimData:
     return ClaimData(quantizer=claim.quantizer, rule=claim.rule, root=claim.root, part=claim.part, timing=claim.timing)
 
 
-def _quantizer_data(quantizer: Quantizer) -> QuantizerData:
+def _quantizer_data(quantizer: Quantizer | None, absent: AbsentQuantizer | None) -> QuantizerData | None:
+    if quantizer is None:
+        return None if absent is None else QuantizerData(name=absent.name, backends=[*absent.backends])
     members = quantizer.members if type(quantizer) is Quantizers else (quantizer,)
     names = [member.name for member in members if _is_installed(member)]
     return QuantizerData(name=quantizer.name, backends=names if len(names) == len(members) else [])
@@ -196,6 +198,9 @@ def plan_of(
         batches=data.batches,
         instruction_sets=_instruction_sets(data.instruction_sets, quantizer),
         arithmetic=data.arithmetic,
+        absent=AbsentQuantizer(data.quantizer.name, tuple(data.quantizer.backends))
+        if quantizer is None and data.quantizer is not None
+        else None,
     )
     for name, record in data.statistics.items():
         where = f"plan.statistics.{name}"

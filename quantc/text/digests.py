@@ -6,6 +6,7 @@ and a stale digest would be worse than a slow one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,12 +24,19 @@ from quantc.text.plan_section import plan_tensors
 REMEMBERED = "_quantc_digests"
 """Attribute of the owner of a parsed graph: the digests of constants whose data was not supplied."""
 
+_DIGEST = re.compile(r"[0-9a-f]{8}", re.ASCII)
+
 
 def digest(tensor: torch.Tensor) -> str | None:
     """Eight hex digits over the elements in order, or None for a tensor without storage."""
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         return None
     return _hash(tensor).hexdigest()
+
+
+def is_digest(text: str) -> bool:
+    """True if a text has the form of a digest."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def _hash(tensor: torch.Tensor) -> blake2b:

@@ -9,6 +9,7 @@ from quantc import pipelines
 from quantc.calibration.graph_observers import read_observers
 from quantc.errors import CalibrationError, QuantcError, suggest
 from quantc.integer.proof.range_reduction import RangeReduction
+from quantc.ir.finite_inputs import refuse_hollow
 from quantc.ir.plan import Source
 from quantc.ir.program import Program, Stage, check_has_plan, check_program
 from quantc.observe.store import WITHHELD, WITHHELD_ADVICE, Withheld
@@ -75,6 +76,8 @@ def convert(
         )
     check_stage(prepared, Stage.QUANTIZED, "converted")
     check_has_plan(prepared, "convert")
+    if prepared.plan.groups:
+        refuse_hollow(prepared.name, prepared.root)
     with paused_collector():
         converted = _converted(prepared, reduce_range, hooks)
         check_invariants(converted)

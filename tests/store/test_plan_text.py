@@ -190,6 +190,7 @@ def test_a_quantizer_that_is_not_installed_is_given(captured: Program) -> None:
     program = qc.prepare(captured, mine)
     without = again(program)
     assert without.plan.quantizer is None
+    assert str(without) == str(program), "its name is not lost"
     assert any("by-hand is not an installed backend" in note for note in without.log[-1].notes)
     twin = again(program, quantizers={"by-hand": mine})
     assert twin.plan.quantizer is mine
