@@ -13,6 +13,8 @@ name, dtype, shape and a digest of their bytes. A nested graph is written `@name
 own `graph @name` line. Optional lines: `in_spec` and `out_spec` (pytree specs of inputs and outputs, such as `((*,),
 {"mask": *})`, unless they are plain positional tensors), `size s0 in 2..64` (a dynamic size), `inference_only "why"`,
 `fixed_mode "why"` and `state` (a buffer that no node reads).
+
+What was decided follows the graphs in a section `plan`: see `quantc.store.plan_text`.
 """
 
 from __future__ import annotations
