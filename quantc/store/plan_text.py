@@ -54,6 +54,13 @@ INDENT = "  "
 OBSERVERS: TypeAdapter[dict[str, ObserverData]] = TypeAdapter(dict[str, ObserverData])
 
 
+class _Names(dict[fx.Node, str]):
+    """Names of nodes; broken programs have facts about nodes that they lack, and are printed too."""
+
+    def __missing__(self, node: fx.Node) -> str:
+        return node.name
+
+
 class _Tensors:
     """Tensors of a plan by name."""
 
@@ -74,7 +81,7 @@ def tensors_of(program: Program) -> dict[str, Tensor]:
 
 
 def _data(program: Program) -> tuple[PlanData, dict[str, ObserverData], _Tensors]:
-    names = {node: name for name, node in nodes_of(program).items()}
+    names = _Names((node, name) for name, node in nodes_of(program).items())
     tensors = _Tensors()
     return plan_data(with_observed(program), names, tensors), observer_data(program, names), tensors
 

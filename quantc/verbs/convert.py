@@ -11,7 +11,7 @@ from quantc.errors import CalibrationError, QuantcError, suggest
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.finite_inputs import refuse_hollow
 from quantc.ir.plan import Source
-from quantc.ir.program import Program, Stage, check_has_plan, check_program
+from quantc.ir.program import TRAINED, Program, Stage, check_has_plan, check_program
 from quantc.observe.store import WITHHELD, WITHHELD_ADVICE, Withheld
 from quantc.passes.remove_fake_quantize import RemoveFakeQuantize
 from quantc.pipeline.pipeline import Hook, Pipeline
@@ -19,6 +19,7 @@ from quantc.pipelines import Style
 from quantc.spec.arithmetic import MultiplierChoice
 from quantc.support.gc_pause import paused_collector
 from quantc.targets.target import check_invariants
+from quantc.text.node_printer import OpaqueModule
 from quantc.verbs.prepare import check_stage
 from quantc.verify.finite_constants import refuse_unsound
 
@@ -92,10 +93,21 @@ def refuse_withheld(program: Program) -> None:
         raise CalibrationError(WITHHELD, where=", ".join(lost[:FEW]), advice=WITHHELD_ADVICE)
 
 
+def _refuse_untold(program: Program) -> None:
+    """Raise CalibrationError if what training found is not here: text does not hold it."""
+    if any(isinstance(module, OpaqueModule) for module in program.root.get_submodule(TRAINED).modules()):
+        raise CalibrationError(
+            f"{program.name} was parsed from text, which does not hold what its fake quantizers have learned",
+            where="qat=True",
+            advice="convert the program that was trained, or prepare the model anew and load prepared.state_dict()",
+        )
+
+
 def _converted(prepared: Program, reduce_range: RangeReduction, hooks: Sequence[Hook]) -> Program:
     pipeline = pipelines.convert(prepared.plan.quantizer, reduce_range)
     copy = prepared.draft()
     if copy.is_live:
+        _refuse_untold(copy)
         refuse_unsound(copy)
         return Pipeline((RemoveFakeQuantize(),)).then(pipeline).run(copy, hooks)
     read_observers(copy)

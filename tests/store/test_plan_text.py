@@ -233,6 +233,24 @@ def test_every_decision_parses_back(outcome: Any, captured: Program) -> None:
     assert OUTCOMES.dump_json(found) == OUTCOMES.dump_json(outcome)
 
 
+def test_what_training_has_learned_is_not_in_text_and_said_so(captured: Program) -> None:
+    program = qc.prepare(captured, "x86", qat=True)
+    program(X)
+    twin = again(program)
+    assert str(twin) == str(program)
+    twin.verify()
+    with pytest.raises(CalibrationError, match="does not hold what its fake quantizers have learned"):
+        qc.convert(twin)
+    converted = qc.convert(program)
+    assert torch.equal(again(converted)(X), converted(X))
+
+
+def test_a_broken_program_is_printed_with_what_it_says(stages: dict[str, Program]) -> None:
+    program = stages["shared"].clone()
+    program.plan.left_float[stages["canonical"].node("relu")] = "a node of another program"
+    assert 'left_float "relu" = "a node of another program"' in str(program)
+
+
 # -- what does not read --------------------------------------------------------------------------------------------------
 
 
