@@ -75,9 +75,9 @@ class Annotate(Pass):
         notes = tuple(f"{count} nodes {part}" for part, count in sorted(parts.items()))
         if plan.decides_like(before):
             program.plan = before  # with its groups and statistics
-            before.quantizer, before.config = plan.quantizer, plan.config  # who decided on nothing can explain it
-            before.instruction_sets = plan.instruction_sets
-            return Outcome(False, notes)
+            authors = [(made.quantizer, made.config, made.instruction_sets, made.absent) for made in (before, plan)]
+            before.quantizer, before.config, before.instruction_sets, before.absent = authors[1]
+            return Outcome(authors[0] != authors[1], notes)  # who decided on nothing can explain it
         return Outcome(True, notes)
 
 

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from quantc.pipeline.pipeline import Pass
 
 
+PT2E = ("transform_for_annotation", "annotate", "validate")
+"""The methods of quantizers of torch's PT2 export flow."""
+
+
 @runtime_checkable
 class Quantizer(Protocol):
     """Protocol of classes that decide the quantization of a program's tensors."""
@@ -215,6 +219,14 @@ def quantizer_of(given: Any) -> Quantizer:
         return Quantizers(tuple(quantizer_of(member) for member in given))
     if isinstance(given, Quantizer):
         return given
+    if all(callable(getattr(given, member, None)) for member in PT2E):
+        raise AnnotationError(
+            f"{type(given).__name__} annotates exported graphs, as torchao's and ExecuTorch's quantizers do, "
+            "and qc.prepare takes a quantizer of programs",
+            where=f"backend={given!r}",
+            advice="go by the flow for it: prepare_pt2e(torch.export.export(model, example_inputs).module(), quantizer) and "
+            "convert_pt2e of quantc.flows.pt2e; or name a backend: `quantc backends` lists them",
+        )
     members = ("name", "transforms", "annotate", "validate", "supported_operators", "explain")
     missing = [member for member in members if not hasattr(given, member)]
     raise AnnotationError(

@@ -26,7 +26,7 @@ from quantc.files.atomic_file import check_writable
 from quantc.files.regular_file import as_path
 from quantc.ir.batch_inputs import Inputs, check_batches, leaves_of, samples_in, select_inputs
 from quantc.ir.program import LogEntry, Program, Stage, check_has_plan, check_program
-from quantc.observe.store import Statistics
+from quantc.observe.store import Statistics, Withheld
 from quantc.spec.observation import Observation, Order
 from quantc.support.finite_tensors import count_not_finite, why_not_finite
 from quantc.support.progress import Style, Told, show_progress
@@ -102,11 +102,15 @@ class _Run:
     notes: list[str] = field(default_factory=list)
     kept: int = 0
     """Number of batches in the checkpoint."""
+    is_new: bool = field(init=False)
+    """True if the statistics of the plan have no numbers to add to."""
 
     def __post_init__(self) -> None:
         statistics = self.program.plan.statistics
         # order-dependent observations continue from their state; all others are collected separately and merged at the end
-        before = {name: seen for name, seen in statistics.items() if seen.order is Order.MATTERS}
+        self.is_new = any(isinstance(seen, Withheld) for seen in statistics.values())
+        kept = {} if self.is_new else statistics
+        before = {name: seen for name, seen in kept.items() if seen.order is Order.MATTERS}
         self.tally = Tally(self.program, before)
         self.collector = Collector(self.program, self.collection, self.program.plan.batches)
         self.tally.whole = replace(self.tally.whole, collected=self.collector.totals)
@@ -246,6 +250,9 @@ class _Run:
         plan = self.program.plan
         if not whole.batches:
             return
+        if self.is_new:
+            self.notes.append(f"started anew: the statistics of {batch_count(plan.batches)} were not in the text")
+            plan.statistics, plan.batches, self.is_new = {}, 0, False
         for name, observation in whole.totals.items():
             before = plan.statistics.get(name)
             is_new = before is None or observation.order is Order.MATTERS

@@ -83,19 +83,36 @@ def not_finite(what: str, why: str) -> InputError:
 def check_has_numbers(name: str, root: nn.Module, leaves: Iterable[Any]) -> None:
     """Raise InputError if only one of inputs and program is on the meta device, where tensors have no data."""
     no_numbers = {leaf.is_meta for leaf in leaves if isinstance(leaf, torch.Tensor)}
-    is_hollow = any(tensor.is_meta for tensor in (*root.parameters(), *root.buffers()))
+    is_hollow = _is_hollow(root)
     if is_hollow and no_numbers != {True}:
-        raise InputError(
-            f"{name} has no numbers: it was parsed without its constants, or made on the meta device",
-            where=name,
-            advice="give them: qc.parse(text, constants), with quantc.text.digests.constants(program)",
-        )
+        raise _hollow(name)
     if not is_hollow and True in no_numbers:
         raise InputError(
             "an input is on the meta device: it has a size and no numbers",
             where=name,
             advice="give tensors with numbers, as torch.zeros_like(x, device='cpu')",
         )
+
+
+def refuse_hollow(name: str, root: nn.Module) -> None:
+    """Raise InputError if a program has constants on the meta device."""
+    if _is_hollow(root):
+        raise _hollow(name)
+
+
+def _is_hollow(root: nn.Module) -> bool:
+    plain = (value for module in root.modules() for value in vars(module).values())
+    return any(
+        value.is_meta for value in (*root.parameters(), *root.buffers(), *plain) if isinstance(value, torch.Tensor)
+    )
+
+
+def _hollow(name: str) -> InputError:
+    return InputError(
+        f"{name} has no numbers: it was parsed without its constants, or made on the meta device",
+        where=name,
+        advice="give them: qc.parse(text, constants), with quantc.text.digests.constants(program)",
+    )
 
 
 def why_no_range(name: str, nodes: Iterable[fx.Node], error: RuntimeError) -> InputError | None:

@@ -94,6 +94,15 @@ class Annotates(Protocol):
     def explain(self, program: Any, node: str) -> Any: ...
 
 
+@dataclass(frozen=True, slots=True)
+class AbsentQuantizer:
+    """A quantizer of which only the name is known, as it is not installed where its plan was read."""
+
+    name: str
+    backends: tuple[str, ...] = ()
+    """The backends to look up, in order of precedence; none if it is not made of backends."""
+
+
 @dataclass
 class Plan:
     """The decisions so far; empty for a program that has not been annotated."""
@@ -125,6 +134,8 @@ class Plan:
     not with the quantizer alone, because a file cannot hold every quantizer, and numbers must not depend on that."""
     arithmetic: dict[str, Arithmetic] = field(default_factory=dict)
     """The arithmetic of the target, by the name of the claiming quantizer; none where it is exact."""
+    absent: AbsentQuantizer | None = None
+    """The quantizer, where the plan was read without it."""
 
     @property
     def is_empty(self) -> bool:
@@ -162,6 +173,7 @@ class Plan:
             dict(self.qparams),
             dict(self.instruction_sets),
             dict(self.arithmetic),
+            self.absent,
         )
 
     def __str__(self) -> str:

@@ -495,12 +495,18 @@ class Program(GraphTree):
 
         return partition_program(self, claimed)
 
-    def dump(self, format: DumpFormat = "text", *, only: str | None = None) -> str:  # noqa: A002 - as users know it
-        """The Program as text. "text" parses back with `quantc.parse`. `only` prints a part: a module by its path, or
-        nodes from one to another, `"first..last"`."""
+    def dump(
+        self,
+        format: DumpFormat = "text",  # noqa: A002 - as users know it
+        *,
+        only: str | None = None,
+        plan: bool = True,
+    ) -> str:
+        """The Program as text. "text" parses back with `quantc.parse`; without `plan` it is that of the graphs alone.
+        `only` prints a part: a module by its path, or nodes from one to another, `"first..last"`."""
         from quantc.text.printer import dump
 
-        return dump(self, format, only)
+        return dump(self, format, only, plan)
 
     def diff(self, other: Program) -> Diff:
         """The changes from this Program to `other`."""
@@ -545,8 +551,8 @@ def check_has_plan(program: Program, verb: str) -> None:
     if Stage.ANNOTATED <= program.stage < Stage.LOWERED and program.plan.says_nothing:
         raise AnnotationError(
             f"{program.name} has no plan, so qc.{verb} would leave all of it float",
-            where=f"its stage is {program.stage.label}; the text form does not hold what was decided",
-            advice="save programs with program.save and read them with qc.load; or prepare the parsed float program again",
+            where=f"its stage is {program.stage.label}; what was decided is in the section `plan` of its text, if that has one",
+            advice="write it with program.dump(), or program.save and qc.load; or prepare the float program again",
         )
 
 

@@ -13,13 +13,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from torch import Tensor
 
-from quantc.errors import LoadError, PluginError, QuantcError, SaveError, UnknownNameError
+from quantc.errors import LoadError, ObservationError, PluginError, QuantcError, SaveError, SpecError, UnknownNameError
 from quantc.files import sealed_tensors
 from quantc.files.endings import check_ending
 from quantc.files.regular_file import as_path
@@ -28,7 +28,9 @@ from quantc.observe.observation_registry import OBSERVATIONS
 from quantc.observe.statistic_registry import STATISTICS as KINDS
 from quantc.spec.formats import Granularity
 from quantc.spec.halves import Halves
-from quantc.spec.observation import Observation, State
+from quantc.spec.numerics import QParams
+from quantc.spec.observation import Observation, Order, State
+from quantc.spec.spec import Option, QuantSpec
 from quantc.support.validated import faults_of
 
 ADVICE = "give a file that quantc wrote, or calibrate again"
@@ -51,6 +53,8 @@ class SiteRecord(BaseModel):
     @staticmethod
     def of(observation: Observation) -> tuple[SiteRecord, Mapping[str, Tensor]]:
         """The record of an observation, and its tensors."""
+        if isinstance(observation, Withheld):
+            return observation.record, observation.tensors
         state = observation.to_state()
         record = SiteRecord(
             statistics=observation.statistics,
@@ -100,6 +104,66 @@ class HalvesRecord(BaseModel):
             raise LoadError(f"the field 'statistics': {error.what}", where=where, advice=error.advice) from error
         except QuantcError as error:
             raise LoadError(error.what, where=where, advice=ADVICE) from error
+
+
+@dataclass(frozen=True)
+class Withheld:
+    """Statistics of which there is a record and no numbers, as in a program parsed without them: they can be written
+    again, and nothing else."""
+
+    record: SiteRecord
+    tensors: Mapping[str, Tensor]
+    """On the meta device."""
+    statistics: ClassVar[str] = "withheld"
+    order: ClassVar[Order] = Order.FREE
+
+    @classmethod
+    def empty(cls, share: Granularity, options: Mapping[str, Option]) -> Self:
+        raise SpecError("nothing is observed by statistics that are withheld", advice="observe with minmax")
+
+    @property
+    def share(self) -> Granularity:
+        return self.record.share
+
+    @property
+    def seen(self) -> int:
+        return self._count("seen")
+
+    @property
+    def non_finite(self) -> int:
+        return self._count("non_finite")
+
+    def _count(self, name: str) -> int:
+        found = self.record.values.get(name)
+        return found if isinstance(found, int) else 0
+
+    def update(self, x: Tensor, *, where: str = "") -> None:
+        raise self._refusal(where)
+
+    def merge(self, other: Self) -> Self:
+        raise self._refusal("")
+
+    def qparams(self, spec: QuantSpec, *, where: str = "") -> QParams:
+        raise self._refusal(where)
+
+    def to_state(self) -> State:
+        return State(self.tensors, self.record.values)
+
+    @classmethod
+    def from_state(cls, share: Granularity, state: State) -> Self:
+        return cls(
+            SiteRecord(statistics=cls.statistics, share=share, values=dict(state.values), tensors=[*state.tensors]),
+            state.tensors,
+        )
+
+    def _refusal(self, where: str) -> ObservationError:
+        return ObservationError(WITHHELD, where=where or None, advice=WITHHELD_ADVICE)
+
+
+WITHHELD = "the statistics were not given with the text: it has their digests alone"
+WITHHELD_ADVICE = (
+    "parse it with them: qc.parse(text, constants), with quantc.text.digests.constants(program); or calibrate again"
+)
 
 
 class _Document(BaseModel):

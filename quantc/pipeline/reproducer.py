@@ -9,10 +9,10 @@ import traceback
 from importlib.metadata import version
 from pathlib import Path
 
-from quantc.errors import PassError
+from quantc.errors import PassError, QuantcError
 from quantc.files.atomic_file import write_text
 from quantc.ir.program import Program
-from quantc.pipeline.pipeline import Hook, Pass
+from quantc.pipeline.pipeline import Hook, Pass, Pipeline
 from quantc.text.files import Snapshot
 
 PACKAGES = ("quantc", "torch", "pydantic", "numpy")
@@ -21,8 +21,9 @@ PACKAGES = ("quantc", "torch", "pydantic", "numpy")
 class Reproducer(Hook):
     """On a pass failure, write to `folder` everything needed to reproduce it.
 
-    - `program.txt`: the program before the failing pass, `program.safetensors`: its constants
-      (as they are then: a pass that writes into a tensor instead of making a new one is seen by its digest);
+    - `program.txt`: the program before the failing pass, with its plan; `program.safetensors`: its constants and the
+      plan's statistics (as they are then: a pass that writes into a tensor instead of making a new one is seen by its
+      digest);
     - `program.inputs.safetensors`: the example inputs;
     - `pipeline.txt`: the failing pass, as pipeline text;
     - `error.txt`: the error with its traceback; `versions.json`: the versions it ran on.
@@ -48,6 +49,19 @@ class Reproducer(Hook):
         command = f"quantc run {shlex.quote(str(pass_))} {shlex.quote(str(self.folder / 'program.txt'))}"
         self._snapshot.write(self.folder / "program.txt")
         error.add_note(f"to see it again: {command}")
+        if not _reads_back(pass_):
+            error.add_note(
+                f"pipeline text does not say all of {pass_.name}, as it names a quantizer that is no installed backend; "
+                f"in Python: Pipeline((the_pass,)).run(read_text(Path({str(self.folder / 'program.txt')!r}))), "
+                "with quantc.text.files.read_text"
+            )
 
     def _write(self, name: str, text: str) -> None:
         write_text(self.folder / name, f"{text}\n")
+
+
+def _reads_back(pass_: Pass) -> bool:
+    try:
+        return Pipeline.parse(str(pass_)).passes == (pass_,)
+    except QuantcError:
+        return False

@@ -20,7 +20,7 @@ from quantc.ir.dialect import higher_order_name, target_name
 from quantc.ir.program import TRAINED, Program, attribute
 from quantc.ir.types import DTYPE_NAMES
 from quantc.observe.module import ObserverModule
-from quantc.text.digests import constants
+from quantc.text.digests import graph_constants
 from quantc.text.literals import ATOMS, Opaque
 from quantc.text.node_printer import OpaqueModule
 from quantc.text.target_names import functions
@@ -103,7 +103,7 @@ def _attribute(node: fx.Node, owner: nn.Module) -> tuple[str, str] | None:
 def _find_aliased_writes(program: Program) -> Iterator[tuple[str, str, str]]:
     """Constants that are parts of one memory, if that is written to. In a file each has its own."""
     memory: dict[int, dict[int, str]] = {}
-    for name, tensor in constants(program).items():
+    for name, tensor in graph_constants(program).items():
         if why_not_tensor(tensor) is None and tensor.numel():
             memory.setdefault(tensor.untyped_storage().data_ptr(), {})[id(tensor)] = name
     others = {key: names for names in memory.values() if len(names) > 1 for key in names}

@@ -1,7 +1,7 @@
 """Saving and loading of programs. Nothing is pickled, and reading a file executes nothing in it.
 
 A file is a safetensors container (`quantc.store.file_versions`) with the program's tensors and, as bytes, one JSON
-document: the program's text, as `program.dump()` gives it, and what text does not carry.
+document: the program's text, as `program.dump(plan=False)` gives it, its plan, and what text does not carry.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -21,19 +20,17 @@ from quantc.capture.pt2.archive_members import inside
 from quantc.errors import InputError, LoadError, ParseError, QuantcError, SaveError
 from quantc.files.endings import check_ending
 from quantc.files.regular_file import as_path
-from quantc.ir.plan import Plan
-from quantc.ir.program import LogEntry, Program, Stage, attribute
+from quantc.ir.program import LogEntry, Program, Stage
 from quantc.ir.sites import NodeTable, Origin
-from quantc.observe.module import ObserverModule, observer_nodes
 from quantc.observe.observation_registry import absent_allowed
 from quantc.store import file_versions
 from quantc.store.file_versions import ADVICE
 from quantc.store.program_checks import faults, why_not_tensor
-from quantc.store.stored_plan import PlanData, plan_data, plan_of
+from quantc.store.stored_observers import ObserverData, observer_data, put_observers, with_observed
+from quantc.store.stored_plan import PlanData, nodes_of, plan_data, plan_of
 from quantc.store.stored_tensors import Record, TensorReader, TensorWriter
 from quantc.support.validated import faults_of
-from quantc.text.digests import constants
-from quantc.text.node_printer import OpaqueModule
+from quantc.text.digests import graph_constants
 from quantc.text.parser import parse
 
 DOCUMENT = "document"
@@ -101,12 +98,12 @@ def contents(program: Program, lowered: Lowering | None = None) -> tuple[dict[st
     for what, where, advice in faults(program):
         raise SaveError(f"{program.name} cannot be saved: {what}", where=where, advice=advice)
     tensors = TensorWriter()
-    for name, tensor in _apart(constants(program)).items():
+    for name, tensor in _apart(graph_constants(program)).items():
         tensors.add(f"{CONSTANTS}{name}", tensor)
-    names = {node: name for name, node in _nodes(program).items()}
+    names = {node: name for name, node in nodes_of(program).items()}
     document = _Document(
         written_by=WRITTEN_BY,
-        text=program.dump("text"),
+        text=program.dump("text", plan=False),
         log=[_Log(name=row.name, seconds=row.seconds, changed=row.changed, notes=[*row.notes]) for row in program.log],
         origins=_origins(program, names),
         inputs=_inputs(program, tensors),
@@ -150,13 +147,6 @@ def read(path: str | os.PathLike[str]) -> tuple[Program, Lowering | None]:
 
 
 # -- writing ---------------------------------------------------------------------------------------------------
-
-
-def _nodes(program: Program) -> dict[str, fx.Node]:
-    """Every node by its name, with its path if it is in a nested graph."""
-    return {
-        f"{path}/{node.name}" if path else node.name: node for path, graph in program.graphs() for node in graph.nodes
-    }
 
 
 def _apart(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -227,7 +217,7 @@ def _program(document: _Document, stored: Mapping[str, torch.Tensor], absent: Se
         raise LoadError(
             f"it observes by what is not here: {told}", where="plan", advice="install the package that offers it"
         )
-    nodes = _nodes(program)
+    nodes = nodes_of(program)
     program.log = [LogEntry(row.name, row.seconds, row.changed, tuple(row.notes)) for row in document.log]
     program.origins = _origin_table(document.origins, nodes)
     program.example_inputs = _example_inputs(program, document.inputs, tensors)
@@ -247,7 +237,7 @@ def _check_lowering(program: Program, lowered: Lowering | None) -> None:
         return
     if program.stage < Stage.LOWERED:
         raise LoadError("the program was not lowered", where="lowered", advice=ADVICE)
-    for name in sorted(lowered.choices.keys() - _nodes(program).keys()):
+    for name in sorted(lowered.choices.keys() - nodes_of(program).keys()):
         raise LoadError(f"unknown node {name[:60]!r}", where="lowered.choices", advice=ADVICE)
 
 
@@ -276,42 +266,3 @@ def _example_inputs(
             leaves.append(tensors.take(f"{INPUTS}{row}") if isinstance(row, str) else row)
     program.signature.check(leaves, program.signature.in_spec)
     return tuple(leaves)
-
-
-class ObserverData(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    group: str
-    where: str
-    enabled: bool
-
-
-def observer_data(program: Program, names: Mapping[fx.Node, str]) -> dict[str, ObserverData]:
-    """Observers of a program, by the names of the nodes that call them."""
-    return {
-        names[node]: ObserverData(group=module.group, where=module.where, enabled=module.enabled)
-        for node, module in observer_nodes(program).items()
-    }
-
-
-def with_observed(program: Program) -> Plan:
-    """The plan with the observers' current statistics."""
-    seen = {module.group: module.observation for module in observer_nodes(program).values()}
-    return replace(program.plan, statistics={**program.plan.statistics, **seen})
-
-
-def put_observers(program: Program, data: Mapping[str, ObserverData], nodes: Mapping[str, fx.Node]) -> None:
-    """Create observers where the text names modules."""
-    for name, row in data.items():
-        where = f"observers.{name[:60]}"
-        node, observation = nodes.get(name), program.plan.statistics.get(row.group)
-        if node is None or node.op != "call_module":
-            raise LoadError("there is no node that calls this observer", where=where, advice=ADVICE)
-        if observation is None:
-            raise LoadError(f"there are no statistics of the group {row.group[:60]!r}", where=where, advice=ADVICE)
-        parent, _, leaf = str(node.target).rpartition(".")
-        holder = program.owner(node.graph).get_submodule(parent)
-        if not isinstance(attribute(holder, leaf), OpaqueModule):
-            raise LoadError(f"two nodes call the observer {node.target!r}", where=where, advice=ADVICE)
-        observer = ObserverModule(row.group, observation, row.where).train(program.training)
-        observer.enabled = row.enabled
-        setattr(holder, leaf, observer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, SerializerFunctionWrapHandler, model_serializer
@@ -19,17 +19,17 @@ from quantc.annotate.quantizer import Quantizer, Quantizers, TableQuantizer, ins
 from quantc.config.config import QuantConfig
 from quantc.errors import LoadError, PluginError, UnknownNameError
 from quantc.ir.decisions import Derived, Fixed, Quantize, TensorOutcome
-from quantc.ir.plan import Claim, Group, Part, Plan, Source
+from quantc.ir.plan import AbsentQuantizer, Claim, Group, Part, Plan, Source
+from quantc.ir.program import Program
 from quantc.ir.sites import NodeTable, Site
 from quantc.observe.observation_registry import OBSERVATIONS
-from quantc.observe.store import HalvesRecord, SiteRecord
+from quantc.observe.store import HalvesRecord, SiteRecord, Withheld
 from quantc.pipeline.registry import BACKENDS
 from quantc.spec.arithmetic import Arithmetic
 from quantc.spec.formats import Timing
 from quantc.spec.instruction_sets import INSTRUCTION_SETS
 from quantc.spec.numerics import QParams
 from quantc.store.file_versions import ADVICE
-from quantc.store.stored_tensors import TensorReader, TensorWriter
 
 _SITE = re.compile(r"(?:(?P<graph>.+)/)?(?P<node>[^/:]+):(?P<place>out|in)(?P<index>\d{1,9})", re.ASCII)
 
@@ -95,7 +95,22 @@ class PlanData(_Data):
 # -- writing ---------------------------------------------------------------------------------------------------
 
 
-def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TensorWriter) -> PlanData:
+class TakesTensors(Protocol):
+    def add(self, name: str, tensor: torch.Tensor) -> None: ...
+
+
+class GivesTensors(Protocol):
+    def take(self, name: str) -> torch.Tensor: ...
+
+
+def nodes_of(program: Program) -> dict[str, fx.Node]:
+    """Every node by its name, with its path if it is in a nested graph."""
+    return {
+        f"{path}/{node.name}" if path else node.name: node for path, graph in program.graphs() for node in graph.nodes
+    }
+
+
+def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TakesTensors) -> PlanData:
     """A plan as data; its tensors are added to `tensors`. `names` are those of the nodes."""
     uses: dict[Any, int] = {}
 
@@ -127,7 +142,7 @@ def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TensorWriter) -
         tensors.add(f"qparams/{name}/scale", qparams.scale)
         tensors.add(f"qparams/{name}/zero_point", qparams.zero_point)
     return PlanData(
-        quantizer=None if plan.quantizer is None else _quantizer_data(plan.quantizer),
+        quantizer=_quantizer_data(plan.quantizer, plan.absent),
         config=plan.config,
         claims={names[node]: _claim_data(claim) for node, claim in plan.claims.rows.items()},
         left_float={names[node]: reason for node, reason in plan.left_float.rows.items()},
@@ -149,7 +164,9 @@ def _claim_data(claim: Claim) -> ClaimData:
     return ClaimData(quantizer=claim.quantizer, rule=claim.rule, root=claim.root, part=claim.part, timing=claim.timing)
 
 
-def _quantizer_data(quantizer: Quantizer) -> QuantizerData:
+def _quantizer_data(quantizer: Quantizer | None, absent: AbsentQuantizer | None) -> QuantizerData | None:
+    if quantizer is None:
+        return None if absent is None else QuantizerData(name=absent.name, backends=[*absent.backends])
     members = quantizer.members if type(quantizer) is Quantizers else (quantizer,)
     names = [member.name for member in members if _is_installed(member)]
     return QuantizerData(name=quantizer.name, backends=names if len(names) == len(members) else [])
@@ -169,12 +186,20 @@ def _is_installed(quantizer: Quantizer) -> bool:
 
 
 def plan_of(
-    data: PlanData, nodes: Mapping[str, fx.Node], tensors: TensorReader, *, needs_statistics: bool = True
+    data: PlanData,
+    nodes: Mapping[str, fx.Node],
+    tensors: GivesTensors,
+    *,
+    needs_statistics: bool = True,
+    quantizers: Mapping[str, Quantizer] | None = None,
 ) -> tuple[Plan, list[str]]:
-    """Plan from data, and notes on it. Unless statistics are needed, those of unavailable observers are dropped."""
+    """Plan from data, and notes on it. Unless statistics are needed, those of unavailable observers are dropped;
+    `quantizers` are those that are no installed backends. Statistics of tensors without numbers are `Withheld`."""
     uses = data.uses
-    outcomes = {_site(text, "outcomes"): _use(uses, index, f"outcomes.{text}") for text, index in data.outcomes.items()}
-    quantizer, notes = _quantizer(data.quantizer)
+    outcomes = {
+        site_of(text, "outcomes"): _use(uses, index, f"outcomes.{text}") for text, index in data.outcomes.items()
+    }
+    quantizer, notes = _quantizer(data.quantizer, quantizers or {})
     plan = Plan(
         quantizer=quantizer,
         config=data.config,
@@ -187,17 +212,25 @@ def plan_of(
         batches=data.batches,
         instruction_sets=_instruction_sets(data.instruction_sets, quantizer),
         arithmetic=data.arithmetic,
+        absent=AbsentQuantizer(data.quantizer.name, tuple(data.quantizer.backends))
+        if quantizer is None and data.quantizer is not None
+        else None,
     )
     for name, record in data.statistics.items():
         where = f"plan.statistics.{name}"
         own = {key: tensors.take(f"statistics/{name}/{key}") for key in dict.fromkeys(record.tensors)}
-        if needs_statistics or _is_offered(record.statistics):
+        if any(tensor.is_meta for tensor in own.values()):
+            plan.statistics[name] = Withheld(record, own)
+        elif needs_statistics or _is_offered(record.statistics):
             plan.statistics[name] = record.restore(own, where)
         else:
             notes.append(f"the statistics of {name} are left out: nobody offers {record.statistics!r} here")
     for name, halves in data.collected.items():
         own = {key: tensors.take(f"collected/{name}/{key}") for key in dict.fromkeys(halves.tensors)}
-        plan.collected[name] = halves.restore(own, f"plan.collected.{name}")
+        if any(tensor.is_meta for tensor in own.values()):
+            notes.append(f"what was collected of {name} is left out: it was not given with the text")
+        else:
+            plan.collected[name] = halves.restore(own, f"plan.collected.{name}")
     for name in dict.fromkeys(data.qparams):
         plan.qparams[name] = _qparams(name, tensors)
     return plan, notes
@@ -216,7 +249,8 @@ def _refusal(what: str, where: str) -> LoadError:
     return LoadError(what, where=f"plan.{where}", advice=ADVICE)
 
 
-def _site(text: str, where: str) -> Site:
+def site_of(text: str, where: str) -> Site:
+    """The site of a text such as `conv2d:out0`. LoadError unless it is one."""
     found = _SITE.fullmatch(text)
     if found is None:
         raise _refusal(f"{text[:60]!r} is not a site", where)
@@ -226,7 +260,7 @@ def _site(text: str, where: str) -> Site:
 
 
 def _sites(texts: Iterable[str], where: str) -> tuple[Site, ...]:
-    return tuple(_site(text, where) for text in texts)
+    return tuple(site_of(text, where) for text in texts)
 
 
 def _node(nodes: Mapping[str, fx.Node], name: str, where: str) -> fx.Node:
@@ -272,9 +306,11 @@ def _instruction_sets(given: dict[str, str] | None, quantizer: Quantizer | None)
     return given
 
 
-def _qparams(name: str, tensors: TensorReader) -> QParams:
+def _qparams(name: str, tensors: GivesTensors) -> QParams:
     scale, zero_point = tensors.take(f"qparams/{name}/scale"), tensors.take(f"qparams/{name}/zero_point")
     where = f"qparams.{name}"
+    if scale.is_meta or zero_point.is_meta:
+        return QParams(scale.to("meta"), zero_point.to("meta"))
     if scale.dtype != torch.float32 or not bool((torch.isfinite(scale) & (scale > 0)).all()):
         raise _refusal("the tensor 'scale' is not positive float32", where)
     if zero_point.dtype != torch.int64 or zero_point.shape != scale.shape:
@@ -282,13 +318,15 @@ def _qparams(name: str, tensors: TensorReader) -> QParams:
     return QParams(scale, zero_point)
 
 
-def _quantizer(data: QuantizerData | None) -> tuple[Quantizer | None, list[str]]:
+def _quantizer(data: QuantizerData | None, given: Mapping[str, Quantizer]) -> tuple[Quantizer | None, list[str]]:
     """The quantizer by name. Without it all works but what only it can tell; so its absence is a note, not an error."""
     if data is None:
         return None, []
+    if data.name in given:
+        return given[data.name], []
     if not data.backends:
         return None, [
-            f"{data.name} is not an installed backend, so a file cannot hold it: program.plan.quantizer is None"
+            f"{data.name} is not an installed backend, so it cannot be looked up: program.plan.quantizer is None"
         ]
     try:
         return quantizer_of(data.backends[0] if len(data.backends) == 1 else data.backends), []

@@ -35,7 +35,7 @@ class Provenance:
             program=program.name,
             backend="" if plan.quantizer is None else plan.quantizer.name,
             config=_digest("" if plan.config is None else plan.config.model_dump_json()),
-            source=_digest(program.dump("text"), state_digest(program.root) or ""),
+            source=_digest(program.dump("text", plan=False), state_digest(program.root) or ""),
         )
 
 

@@ -6,6 +6,7 @@ and a stale digest would be worse than a slow one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -18,9 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from quantc.ir.program import Program, attribute
 from quantc.ir.types import TensorType, type_of_value
 from quantc.text.literals import quote
+from quantc.text.plan_section import plan_tensors
 
 REMEMBERED = "_quantc_digests"
 """Attribute of the owner of a parsed graph: the digests of constants whose data was not supplied."""
+
+_DIGEST = re.compile(r"[0-9a-f]{8}", re.ASCII)
 
 
 def digest(tensor: torch.Tensor) -> str | None:
@@ -28,6 +32,11 @@ def digest(tensor: torch.Tensor) -> str | None:
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         return None
     return _hash(tensor).hexdigest()
+
+
+def is_digest(text: str) -> bool:
+    """True if a text has the form of a digest."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def _hash(tensor: torch.Tensor) -> blake2b:
@@ -91,7 +100,13 @@ def owner_of(program: Program, graph: fx.Graph) -> nn.Module:
 
 
 def constants(program: Program) -> dict[str, torch.Tensor]:
-    """Every tensor named in the text of a program: the `constants` that `parse` needs to restore it."""
+    """Every tensor named in the text of a program, those of its plan too: the `constants` that `parse` needs to restore
+    it."""
+    return {**graph_constants(program), **plan_tensors(program)}
+
+
+def graph_constants(program: Program) -> dict[str, torch.Tensor]:
+    """Every tensor that a graph of a program refers to, by its name in the state dict."""
     return {state_name(path, target): tensor for path, _, target, tensor in _tensors(program)}
 
 

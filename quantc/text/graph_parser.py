@@ -22,6 +22,7 @@ from quantc.text.call_parser import (
     read_mode,
     read_origin,
 )
+from quantc.text.digests import is_digest
 from quantc.text.lexer import Reader, Token
 from quantc.text.node_printer import default_type
 from quantc.text.pytree_text import is_name
@@ -215,7 +216,7 @@ class GraphReader:
         more = _KINDS[token.text]
         if more and reader.accept(more):
             words = f"{words} {more}"
-        digest = reader.take().text[1:] if reader.peek().kind == "digest" else None
+        digest = reader.digest()
         tied = None
         if reader.accept("tied"):
             reader.require("=")
@@ -227,6 +228,8 @@ class GraphReader:
         facts = (rows.get("type"), rows.get("state"))
         if any(fact is not None and not isinstance(fact, str) for fact in facts):
             place.fail("type and state of a module are strings")
+        if facts[1] is not None and not is_digest(facts[1]):
+            place.fail(f"state={facts[1]!r} is not a digest: it has eight hex digits, 0-9 and a-f")
         if self.modules.setdefault(target, (*facts, place))[:2] != facts:
             place.fail(f"the module {target!r} is described in two ways")
 

@@ -136,6 +136,10 @@ class Reader:
     def end(self) -> None:
         self.expect("end", what="the end of the line")
 
+    def end_or_comment(self) -> None:
+        if self.peek().kind != "comment":
+            self.end()
+
     def string(self) -> str:
         return self._unquote(self.expect("string", what="a string in double quotes"))
 
@@ -151,6 +155,19 @@ class Reader:
 
     def _name(self, token: Token) -> str:
         return self._unquote(token) if token.text.startswith('@"') else token.text[1:]
+
+    def digest(self) -> str | None:
+        """Parse the digest of a constant, if one stands here: `#9f2c01ab`."""
+        token = self.peek()
+        if token.kind == "digest":
+            return self.take().text[1:]
+        if token.kind == "comment" and token.text[1:2].strip():
+            self.fail(
+                f"{token.text.split()[0]!r} is not a digest",
+                at=token.start,
+                advice="a digest has eight hex digits, 0-9 and a-f; a comment begins with '# '",
+            )
+        return None
 
     def type(self) -> ValueType | None:
         """Parse a type; it ends at the first space outside brackets."""

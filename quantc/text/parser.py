@@ -16,10 +16,12 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from quantc.errors import ParseError, suggest
+from quantc.ir.plan import Annotates
 from quantc.ir.program import Program, Stage
 from quantc.ir.signature import Signature
 from quantc.text.graph_parser import GraphReader
 from quantc.text.lexer import Reader
+from quantc.text.plan_section import KEYWORD, PlanSection
 from quantc.text.printer import default_in_spec, default_out_spec, output_count
 from quantc.text.pytree_text import is_name, keyword_names, read_spec
 from quantc.text.rebuild_modules import (
@@ -42,17 +44,21 @@ def parse(
     *,
     functions: Mapping[str, Callable[..., Any]] | None = None,
     modules: Mapping[str, nn.Module] | None = None,
+    quantizers: Mapping[str, Annotates] | None = None,
 ) -> Program:
     """Parse a text dump into a Program.
 
     `constants` holds its tensors by state-dict name (see `quantc.text.digests.constants(program)`); they are used
     without a copy, and must have the digests in the text. Without them the Program is on the meta device: it can be
-    inspected, transformed and dumped, but not run. `functions` and `modules` supply Python functions and opaque modules
-    that text cannot represent.
+    inspected, transformed and dumped, but not run. `functions`, `modules` and `quantizers` supply Python functions,
+    opaque modules and quantizers that text cannot represent; backends are looked up by name.
+
+    Of the plan, statistics and scales per channel are such constants too. Where they are not given the plan is without
+    them, and whatever needs them says so.
     """
     if not isinstance(text, str):
         raise ParseError(f"a dump is a string, not a {type(text).__name__}")
-    return _ProgramReader(text, functions or {}, modules or {}).read(constants)
+    return _ProgramReader(text, functions or {}, modules or {}, quantizers or {}).read(constants)
 
 
 @dataclass
@@ -71,11 +77,17 @@ class _Header:
 
 class _ProgramReader:
     def __init__(
-        self, text: str, functions: Mapping[str, Callable[..., Any]], modules: Mapping[str, nn.Module]
+        self,
+        text: str,
+        functions: Mapping[str, Callable[..., Any]],
+        modules: Mapping[str, nn.Module],
+        quantizers: Mapping[str, Annotates],
     ) -> None:
         self.text = text
         self.functions = functions
         self.modules = modules
+        self.quantizers = quantizers
+        self.plan: PlanSection | None = None
         self.header: _Header | None = None
         self.graphs: dict[str, GraphReader] = {}
         self.aliases: dict[str, tuple[str, TextPosition]] = {}
@@ -101,12 +113,18 @@ class _ProgramReader:
             self._program(reader)
         elif self.header is None:
             reader.fail("a dump begins with a program line", at=0, advice=_METHODS_ADVICE)
+        elif self.plan is not None:
+            self.plan.rows.append(reader)
+        elif first == KEYWORD:
+            reader.take()
+            reader.end_or_comment()
+            self.plan = PlanSection(reader)
         elif first == "graph":
             self._graph(reader)
         elif first in ("inference_only", "fixed_mode", "size", "in_spec", "out_spec"):
             self._fact(reader, first, self.header)
         elif self.open is None:
-            reader.fail("nothing may follow a second name of a graph but other graphs", at=0)
+            reader.fail("nothing may follow a second name of a graph but other graphs and the plan", at=0)
         else:
             reader.scope = self.open
             self.open.statement(reader)
@@ -208,6 +226,8 @@ class _ProgramReader:
             program.modes.rows.update(graph.modes)
             program.counters.rows.update(graph.counters)
         root.train(header.training)
+        if self.plan is not None:
+            self.plan.read_into(program, constants, self.quantizers)
         return program
 
     def _nest(self, owners: dict[str, nn.Module]) -> None:

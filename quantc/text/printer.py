@@ -13,6 +13,8 @@ name, dtype, shape and a digest of their bytes. A nested graph is written `@name
 own `graph @name` line. Optional lines: `in_spec` and `out_spec` (pytree specs of inputs and outputs, such as `((*,),
 {"mask": *})`, unless they are plain positional tensors), `size s0 in 2..64` (a dynamic size), `inference_only "why"`,
 `fixed_mode "why"` and `state` (a buffer that no node reads).
+
+What was decided follows the graphs in a section `plan`: see `quantc.store.plan_text`.
 """
 
 from __future__ import annotations
@@ -30,21 +32,27 @@ from quantc.text.graph_formats import dump_dot, dump_graphml, dump_json, dump_ta
 from quantc.text.literals import quote
 from quantc.text.node_facts import select
 from quantc.text.node_printer import GraphLines, at
+from quantc.text.plan_section import plan_lines
 from quantc.text.pytree_text import write_spec
 
 INDENT = "  "
 
 
-def dump(program: Program, format: DumpFormat = "text", only: str | None = None) -> str:  # noqa: A002 - as users know it
+def dump(
+    program: Program,
+    format: DumpFormat = "text",  # noqa: A002 - as users know it
+    only: str | None = None,
+    plan: bool = True,
+) -> str:
     """Print a program in one of five formats.
 
     "text" parses back; "table" is for reading; "json" for machines (keys in `quantc.text.graph_formats`); "dot" for
     Graphviz; "graphml" for graph editors. `only` prints a part: a module by its path, or nodes from one to another,
-    `first..last`; as text, its lines.
+    `first..last`; as text, its lines. Without `plan` the text is that of the graphs alone.
     """
     match format:
         case "text":
-            return "\n".join(_text(program) if only is None else _lines(program, only)) + "\n"
+            return "\n".join(_text(program, plan) if only is None else _lines(program, only)) + "\n"
         case "table":
             return dump_table(program, only)
         case "json":
@@ -91,7 +99,7 @@ def output_count(graph: fx.Graph) -> int:
     return 0
 
 
-def _text(program: Program) -> Iterator[str]:
+def _text(program: Program, plan: bool) -> Iterator[str]:
     mode = "train" if program.training else "eval"
     method = program.method if program.method.isidentifier() else quote(program.method)
     yield f"program {quote(program.name)} stage={program.stage.label} method={method} mode={mode}"
@@ -104,6 +112,8 @@ def _text(program: Program) -> Iterator[str]:
         yield from (f"{INDENT}state {lines.constant(target)}" for target in counter_targets(program, graph))
         yield from (f"{INDENT}{lines.line(node)}" for node in graph.nodes if not lines.is_inline(node))
     yield from (f"graph {at(alias)} = {at(path)}" for alias, path in _aliases(program))
+    if plan:
+        yield from plan_lines(program)
 
 
 def _header(program: Program) -> Iterator[str]:

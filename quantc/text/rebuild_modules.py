@@ -142,22 +142,15 @@ class ConstantInstaller:
 
     def _tensor(self, row: ConstantText) -> torch.Tensor:
         if row.name not in self.tensors:
-            plain = _without_numbers(row) if self.given is None else self._given(row, self.given)
+            plain = without_numbers(row.type, row.place) if self.given is None else self._given(row, self.given)
             self.tensors[row.name] = _as_kind(row, plain)
         return self.tensors[row.name]
 
-    def _given(self, row: ConstantText, given: Mapping[str, object]) -> torch.Tensor:
+    def _given(self, row: ConstantText, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         tensor = given.get(row.name)
         if tensor is None:
             row.place.fail(f"no constant is given for {row.name!r}", suggest(row.name, given, noun="constants"))
-        if not isinstance(tensor, torch.Tensor) or type_of_value(tensor) != row.type:
-            row.place.fail(f"the constant given for {row.name!r} is {type_of_value(tensor)}, not {row.type}")
-        actual = digest(tensor)
-        if row.digest is not None and actual is not None and actual != row.digest:
-            row.place.fail(
-                f"the constant given for {row.name!r} has digest #{actual}, but the text says #{row.digest}",
-                "give the constants this program was dumped with, or leave them out",
-            )
+        check_given(row.name, tensor, row.type, row.digest, row.place)
         return tensor
 
     def _register(self, owner: nn.Module, row: ConstantText, tensor: torch.Tensor) -> None:
@@ -175,14 +168,27 @@ class ConstantInstaller:
             holder.register_buffer(leaf, tensor, persistent=row.kind == "buffer")
 
 
-def _without_numbers(row: ConstantText) -> torch.Tensor:
-    sizes = [size for size in row.type.shape if isinstance(size, int)]
-    if len(sizes) != row.type.rank:
-        row.place.fail(f"{row.name!r} has a size that is not a number")
+def check_given(name: str, tensor: torch.Tensor, kind: TensorType, seal: str | None, place: TextPosition) -> None:
+    """Raise ParseError unless a constant is what the text says: its type, and its digest."""
+    if not isinstance(tensor, torch.Tensor) or type_of_value(tensor) != kind:
+        place.fail(f"the constant given for {name!r} is {type_of_value(tensor)}, not {kind}")
+    actual = digest(tensor)
+    if seal is not None and actual is not None and actual != seal:
+        place.fail(
+            f"the constant given for {name!r} has digest #{actual}, but the text says #{seal}",
+            "give the constants this program was dumped with, or leave them out",
+        )
+
+
+def without_numbers(kind: TensorType, place: TextPosition) -> torch.Tensor:
+    """A tensor of a type, on the meta device."""
+    sizes = [size for size in kind.shape if isinstance(size, int)]
+    if len(sizes) != kind.rank:
+        place.fail(f"{kind} has a size that is not a number")
     try:
-        return torch.empty(sizes, dtype=row.type.dtype, device="meta")
+        return torch.empty(sizes, dtype=kind.dtype, device="meta")
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-        row.place.fail(f"no tensor is {row.type}: {str(error).splitlines()[0]}")
+        place.fail(f"no tensor is {kind}: {str(error).splitlines()[0]}")
 
 
 def _as_kind(row: ConstantText, tensor: torch.Tensor) -> torch.Tensor:

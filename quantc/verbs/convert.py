@@ -9,18 +9,22 @@ from quantc import pipelines
 from quantc.calibration.graph_observers import read_observers
 from quantc.errors import CalibrationError, QuantcError, suggest
 from quantc.integer.proof.range_reduction import RangeReduction
+from quantc.ir.finite_inputs import refuse_hollow
 from quantc.ir.plan import Source
-from quantc.ir.program import Program, Stage, check_has_plan, check_program
+from quantc.ir.program import TRAINED, Program, Stage, check_has_plan, check_program
+from quantc.observe.store import WITHHELD, WITHHELD_ADVICE, Withheld
 from quantc.passes.remove_fake_quantize import RemoveFakeQuantize
 from quantc.pipeline.pipeline import Hook, Pipeline
 from quantc.pipelines import Style
 from quantc.spec.arithmetic import MultiplierChoice
 from quantc.support.gc_pause import paused_collector
 from quantc.targets.target import check_invariants
+from quantc.text.node_printer import OpaqueModule
 from quantc.verbs.prepare import check_stage
 from quantc.verify.finite_constants import refuse_unsound
 
 Form = Literal["qdq", "integer"]
+FEW = 3
 FORMS: tuple[Form, ...] = ("qdq", "integer")
 
 
@@ -73,10 +77,30 @@ def convert(
         )
     check_stage(prepared, Stage.QUANTIZED, "converted")
     check_has_plan(prepared, "convert")
+    if prepared.plan.groups:
+        refuse_hollow(prepared.name, prepared.root)
     with paused_collector():
         converted = _convert_copy(prepared, reduce_range, hooks)
         check_invariants(converted)
         return integer.run(converted, hooks) if to == "integer" else converted
+
+
+def refuse_withheld(program: Program) -> None:
+    """Raise CalibrationError if statistics that scales come from have no numbers."""
+    known = program.plan.statistics
+    lost = [group.name for group in program.plan.groups if isinstance(known.get(group.name), Withheld)]
+    if lost:
+        raise CalibrationError(WITHHELD, where=", ".join(lost[:FEW]), advice=WITHHELD_ADVICE)
+
+
+def _refuse_untold(program: Program) -> None:
+    """Raise CalibrationError if what training found is not here: text does not hold it."""
+    if any(isinstance(module, OpaqueModule) for module in program.root.get_submodule(TRAINED).modules()):
+        raise CalibrationError(
+            f"{program.name} was parsed from text, which does not hold what its fake quantizers have learned",
+            where="qat=True",
+            advice="convert the program that was trained, or prepare the model anew and load prepared.state_dict()",
+        )
 
 
 def _convert_copy(prepared: Program, reduce_range: RangeReduction, hooks: Sequence[Hook]) -> Program:
@@ -84,11 +108,13 @@ def _convert_copy(prepared: Program, reduce_range: RangeReduction, hooks: Sequen
     copy = prepared.draft()
     copy.plan.collected = {}
     if copy.is_live:
+        _refuse_untold(copy)
         refuse_unsound(copy)
         return Pipeline((RemoveFakeQuantize(),)).then(pipeline).run(copy, hooks)
     read_observers(copy)
     if not any(group.source is Source.DATA for group in copy.plan.groups):
         copy.stage = max(copy.stage, Stage.CALIBRATED)  # weights alone need no data
+    refuse_withheld(copy)
     if copy.stage < Stage.CALIBRATED:
         raise CalibrationError(
             f"{prepared.name} was not calibrated",

@@ -7,7 +7,7 @@ One walk over the nodes, without visits to users, and lines are printed only for
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,9 @@ from quantc.ir.subgraphs import why_not_nested
 from quantc.ir.types import TupleType, type_of
 from quantc.text.digests import Constants
 from quantc.text.node_printer import GraphLines
+from quantc.verify.pair_check import why_not_pair
 from quantc.verify.schema_check import why_not_call
+from quantc.verify.type_check import sample_sizes, why_not_constant_type, why_not_type
 
 
 def verify(program: Program) -> None:
@@ -60,7 +62,7 @@ class _Verifier:
         is_canonical = self.program.stage >= Stage.CANONICAL
         names: set[str] = set()
         defined: set[fx.Node] = set()
-        check = _NodeChecks(owner)
+        check = _NodeChecks(owner, sample_sizes(self.program.signature))
         for node in graph.nodes:
             for what in check.node(node):
                 yield node, what
@@ -152,6 +154,8 @@ class _NodeChecks:
     """The invariants of a single node, independent of its position."""
 
     owner: nn.Module
+    sizes: Mapping[str, int]
+    """A size for each symbol."""
 
     def node(self, node: fx.Node) -> Iterator[str]:
         match node.op:
@@ -160,6 +164,7 @@ class _NodeChecks:
             case "get_attr":
                 if attribute(self.owner, str(node.target)) is None:
                     yield f"there is no parameter, buffer or graph {node.target!r}"
+                yield from why_not_constant_type(node, attribute(self.owner, str(node.target)))
             case "call_module":
                 if not isinstance(attribute(self.owner, str(node.target)), nn.Module):
                     yield f"unknown module {node.target!r}"
@@ -171,7 +176,8 @@ class _NodeChecks:
     def _function(self, node: fx.Node) -> Iterator[str]:
         target: Any = node.target
         if isinstance(target, OpOverload):
-            yield from why_not_call(node, target)
+            faults = [*why_not_call(node, target)]
+            yield from faults or (*why_not_type(node, target, self.sizes), *why_not_pair(node, target, self.owner))
         elif target is operator.getitem:
             yield from _why_not_item(node)
         elif isinstance(target, HigherOrderOperator):

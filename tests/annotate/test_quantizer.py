@@ -14,6 +14,7 @@ import quantc as qc
 from quantc.annotate.annotator import Annotator
 from quantc.annotate.quantizer import quantizer_of
 from quantc.errors import AnnotationError
+from quantc.flows.pt2e import XNNPACKQuantizer
 from quantc.ir.decisions import SameAs, TensorOutcome
 from quantc.ir.dialect import is_op
 from quantc.ir.site_index import operand_nodes
@@ -149,6 +150,27 @@ def test_the_program_that_was_captured_stays_as_it_was() -> None:
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------
+
+
+class Annotates:
+    """A quantizer in the manner of torchao's and ExecuTorch's."""
+
+    def transform_for_annotation(self, model: Any) -> Any:
+        return model
+
+    def annotate(self, model: Any) -> Any:
+        return model
+
+    def validate(self, model: Any) -> None: ...
+
+
+@pytest.mark.parametrize("given", [Annotates(), XNNPACKQuantizer()], ids=lambda given: type(given).__name__)
+def test_a_quantizer_of_exported_graphs_is_shown_the_way_to_its_flow(given: Any) -> None:
+    _, program, _ = two_linears()
+    for backend in (given, [given, "x86"]):
+        with pytest.raises(AnnotationError, match=f"{type(given).__name__} annotates exported graphs") as caught:
+            qc.prepare(program, backend)
+        assert "prepare_pt2e(torch.export.export(" in str(caught.value.advice)
 
 
 class Lacking:

@@ -77,8 +77,24 @@ def test_a_program_parsed_without_its_constants_does_not_run() -> None:
             qc.lower(hollow, target)
     with pytest.raises(InputError, match="parsed without its constants"):
         qc.calibrate(qc.prepare(qc.parse(str(program)), "x86"), [x])
+    for form in ("qdq", "integer"):
+        with pytest.raises(InputError, match="parsed without its constants"):
+            qc.convert(qc.parse(str(prepared)), to=form)  # type: ignore[arg-type]
     torch.testing.assert_close(qc.parse(str(program), constants(program))(x), program(x))
     assert qc.parse(str(program))(x.to("meta")).shape == (4, 8)
+
+
+def test_a_plain_tensor_without_numbers_is_no_garbage() -> None:
+    text = """program "N" stage=captured method=given mode=eval
+  input %x : f32[2]
+  const %one = "one" : f32[] tensor
+  %sum : f32[2] = add(%x, %one)
+  output (%sum,)
+"""
+    x = torch.ones(2)
+    with pytest.raises(InputError, match="parsed without its constants"):
+        qc.parse(text)(x)
+    assert torch.equal(qc.parse(text, {"one": torch.tensor(1.0)})(x), x + 1)
 
 
 class Strided(nn.Module):

@@ -44,11 +44,11 @@ def decided(program: Program) -> dict[str, str]:
 
 def test_decisions_are_in_the_plan_and_no_node_is_changed() -> None:
     program = program_of(LINEAR)
-    before = program.dump("text")
+    before = program.dump(plan=False)
     outcome = Annotate(backend=quantizer_of(SMALL)).run(program)
     assert outcome.changed
     assert outcome.notes == ("1 nodes quantized",)
-    assert program.dump("text") == before
+    assert program.dump(plan=False) == before
     assert decided(program) == {
         "head:in0": "quantize as UINT8",
         "head:in1": "quantize as INT8_WEIGHT",

@@ -51,7 +51,9 @@ def test_running_the_module_gives_the_numbers_of_calibrate(name: str) -> None:
         with_observers.module(*args, **kwargs)  # gradients may be on
     left, right = qc.convert(plain), qc.convert(with_observers)
     right.verify()
-    assert left.dump() == right.dump()  # scales and zero points are constants of the program, with digests
+    assert left.dump(plan=False) == right.dump(
+        plan=False
+    )  # scales and zero points are constants of the program, with digests
 
 
 @pytest.mark.parametrize("observe", ["minmax", "mse", "moving-average", "recording"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -14,30 +14,10 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.errors import AnnotationError, CalibrationError, CaptureError
 from quantc.ir.program import Program
+from tests.support.staged_models import FEW, METHODS, Method, stages
 from tests.support.store_files import images, small_model
 from tests.zoo import BY_NAME, CASES, Case, detached
-
-Method = Literal["export", "fx"]
-METHODS: tuple[Method, ...] = ("export", "fx")
-FEW = [
-    "resnet_downsample",
-    "mbconv",
-    "gpt_sdpa",
-    "lstm_tagger",
-    "audio_conv1d",
-    "dict_in_and_out",
-    "dataclass_out",
-    "namedtuple_out",
-    "keyword_inputs",
-    "constant_inputs",
-    "tied_weights",
-    "inplace_residual",
-    "constants",
-    "cond",
-]
-"""One of each kind; the others are slow tests."""
 
 
 @pytest.fixture(autouse=True)
@@ -46,35 +26,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def stages(case: Case, method: Method) -> Iterator[Program]:
-    """The program of a model at every stage that it reaches."""
-    args, keywords = case.example()
-    try:
-        program = qc.capture(case.model(), args, method=method, example_kwargs=keywords)
-    except CaptureError:
-        return
-    yield program
-    try:
-        prepared = qc.prepare(program, "x86")
-    except AnnotationError:
-        return  # nothing that x86 quantizes
-    yield prepared
-    calibrated = prepared.clone()
-    try:
-        qc.calibrate(calibrated, [_batch(program, args, keywords)])
-        quantized = qc.convert(calibrated)
-    except CalibrationError:
-        return  # one branch of a cond is never entered
-    yield calibrated
-    yield quantized
-
-
-def _batch(program: Program, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """All arguments by name if some are."""
-    names = program.signature.parameters
-    return detached({**dict(zip(names, args, strict=False)), **keywords} if keywords else args)
 
 
 def assert_comes_back(program: Program, path: Path, *calls: tuple[tuple[Any, ...], dict[str, Any]]) -> None:

@@ -22,6 +22,24 @@ HEAD = 'program "N" stage=captured method=given mode=eval\n'
 GOOD = HEAD + "  input %x : f32[2]\n  %y : f32[2] = relu(%x)\n  output (%y,)\n"
 
 MALFORMED: dict[str, tuple[str, str, int | None]] = {
+    **{
+        f"digest {digest}": (
+            GOOD.replace("  %y", f'  const %w = "w" : f32[2] param {digest}\n  %y'),
+            "is not a digest",
+            3,
+        )
+        for digest in ("#9f2c01a", "#9f2c01abc", "#9F2C01AB", "#9f2c01ag", "#x # 0 : Linear", '#9f2c01a tied="v"')
+    },
+    "digest of a state": (
+        GOOD.replace("  output", '  state "n" : i64[] buffer #0\n  output'),
+        "'#0' is not a digest",
+        4,
+    ),
+    "digest of a module": (
+        GOOD.replace("= relu(%x)", '= call_module @m(%x) {type="m", state="0123"}'),
+        "state='0123' is not a digest",
+        3,
+    ),
     "empty": ("", "no program", None),
     "no header": ("input %x", "begins with a program line", 1),
     "header without name": ("program N", "a string in double quotes", 1),

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from quantc.integer.library import op_of
 from quantc.ir.program import Program
 from quantc.targets.kernels.kernel import Kernel
-from quantc.text.digests import constants
+from quantc.text.digests import graph_constants
 
 FLOAT_BYTES = 4
 GRID = ("scale", "zero_point", "multiplier", "shift")
@@ -104,7 +104,7 @@ def _weight_bytes(kernel: Kernel) -> int:
 def _in_float(program: Program) -> int:
     """The float weights of a program: every constant that is not part of a grid."""
     grids = {id(tensor) for node in program.nodes() for tensor in _grid(program, node)}
-    weights = {id(tensor): tensor for tensor in constants(program).values() if id(tensor) not in grids}
+    weights = {id(tensor): tensor for tensor in graph_constants(program).values() if id(tensor) not in grids}
     return sum(FLOAT_BYTES * tensor.numel() for tensor in weights.values())
 
 
