@@ -4,6 +4,7 @@ the machine may be busy."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,18 @@ ANY_SPEED = [
 settings.register_profile("fixed", deadline=None, derandomize=True, suppress_health_check=ANY_SPEED)
 settings.register_profile("random", deadline=None, suppress_health_check=ANY_SPEED, print_blob=True)
 settings.load_profile("fixed")
+
+
+def pytest_collection() -> None:
+    """Collecting makes millions of objects and no garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Twenty thousand tests and every module stay to the end: the garbage collector need not walk them each time."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
