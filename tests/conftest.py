@@ -30,10 +30,22 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Twenty thousand tests and every module stay to the end: the garbage collector need not walk them each time."""
+    keep_what_lives()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Between modules, when the fixtures of the last one are gone."""
+    if nextitem is None or nextitem.path != item.path:
+        keep_what_lives()
+
+
+def keep_what_lives() -> None:
+    """Take all objects from the garbage collector. Twenty thousand tests, every module and what they cache stay to the
+    end: walking them each time took longer than most tests."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 @pytest.fixture(autouse=True)
