@@ -49,8 +49,16 @@ def keep_what_lives() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _engine() -> Iterator[None]:
-    """Which engine torch packs weights for is global: a test that sets it does not set it for those after it."""
-    before = torch.backends.quantized.engine
+def _torch_as_it_was() -> Iterator[None]:
+    """The engine that torch packs weights for and the number of threads are global: a test that sets them does not set
+    them for those after it."""
+    engine = torch.backends.quantized.engine
     yield
-    torch.backends.quantized.engine = before
+    torch.backends.quantized.engine = engine
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield

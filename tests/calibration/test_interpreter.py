@@ -17,7 +17,6 @@ import quantc as qc
 from quantc.calibration.interpreter import Runner, Watch
 from quantc.errors import CalibrationError
 from quantc.ir.program import Program
-from tests.support.calibration import one_thread  # noqa: F401 - a fixture
 from tests.support.chains import chain
 from tests.support.growth import calls, exponent
 from tests.zoo import BY_NAME

@@ -40,14 +40,6 @@ FEW = [
 """One of each kind; the others are slow tests."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def stages(case: Case, method: Method) -> Iterator[Program]:
     """The program of a model at every stage that it reaches."""
     args, keywords = case.example()
