@@ -7,6 +7,9 @@ SOURCES := quantc passes patterns backends tests benchmarks examples
 
 .PHONY: quantize test test-all check format docs wheel bench clean
 
+# Kept bytecode spares every run of the tests the rewriting of their asserts, whatever the environment says.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[dev]"

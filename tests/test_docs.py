@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support.doc_pages import PAGES, blocks
 from tests.support.paths import ROOT
@@ -15,7 +14,6 @@ from tests.support.paths import ROOT
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page)])
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)  # pages run small models, which more threads only slow down
     namespace: dict[str, object] = {"__name__": "page"}
     for line, code in blocks(page):
         # newlines in front, so that an error names the line of the page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import combinations
 
 import pytest
@@ -34,7 +35,11 @@ class Ladder(nn.Module):
         return y
 
 
-LADDER = qc.capture(Ladder(), (torch.rand(2), torch.rand(2)))
+@cache
+def ladder() -> Program:
+    return qc.capture(Ladder(), (torch.rand(2), torch.rand(2)))
+
+
 ADDS = [f"add_{index}" if index else "add" for index in range(SIZE)]
 SITES = [Site("", name, operand=operand) for name in ADDS for operand in (0, 1)]
 SITES += [Site("", name, out=0) for name in ADDS]
@@ -53,7 +58,7 @@ def decisions(draw: st.DrawFn) -> dict[Site, TensorOutcome]:
 
 
 def groups_of(outcomes: dict[Site, TensorOutcome]) -> tuple[Group, ...]:
-    program = LADDER.clone()
+    program = ladder().clone()
     program.plan.outcomes = outcomes
     return resolve_groups(program)
 
@@ -65,7 +70,7 @@ def root_of(site: Site, outcomes: dict[Site, TensorOutcome]) -> TensorOutcome:
 
 def united(outcomes: dict[Site, TensorOutcome]) -> set[frozenset[Site]]:
     """The groups by brute force: sets that have something in common are merged until none have."""
-    places = Places(LADDER)
+    places = Places(ladder())
     sets: list[set[Site]] = [{site} for site in outcomes]
     for site, outcome in outcomes.items():
         if isinstance(outcome, SameAs):
@@ -101,7 +106,7 @@ def test_the_order_of_annotation_does_not_matter(outcomes: dict[Site, TensorOutc
 @settings(max_examples=100)
 @given(decisions())
 def test_each_tensor_of_a_group_is_observed_once(outcomes: dict[Site, TensorOutcome]) -> None:
-    places = Places(LADDER)
+    places = Places(ladder())
     for group in groups_of(outcomes):
         assert len(set(group.values)) == len(group.values)
         assert {places.node(site) for site in group.values} == {places.value(site) for site in group.places}
@@ -128,7 +133,7 @@ def test_a_place_like_a_float_one_is_an_error() -> None:
 
 
 def test_two_decisions_about_one_place_are_an_error() -> None:
-    program = LADDER.clone()
+    program = ladder().clone()
     annotator = Annotator(program)
     node = program.node("add")
     annotator.operand(node, 0, Quantize(UINT8))
@@ -140,7 +145,7 @@ def test_two_decisions_about_one_place_are_an_error() -> None:
 
 
 def test_two_claims_on_one_node_are_an_error() -> None:
-    program = LADDER.clone()
+    program = ladder().clone()
     annotator = Annotator(program)
     annotator.claim([program.node("add")], Claim("mine", "add", "add"))
     with pytest.raises(AnnotationError, match="claimed twice"):

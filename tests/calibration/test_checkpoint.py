@@ -17,7 +17,7 @@ from torch import Tensor
 import quantc as qc
 from quantc.errors import CalibrationError, LoadError
 from quantc.observe import Statistics
-from tests.support.calibration import BATCHES, batch, captured, data, digest, observing, one_thread, prepared  # noqa: F401 - a fixture
+from tests.support.calibration import BATCHES, batch, captured, data, digest, observing, prepared
 from tests.support.paths import ROOT
 
 

@@ -21,7 +21,7 @@ from quantc.calibration import loop
 from quantc.calibration.calibration_report import CalibrationReport
 from quantc.calibration.distributed import Shard, Team, team_for
 from quantc.errors import CalibrationError, DataError, ObservationError, UnknownNameError
-from tests.support.calibration import BATCHES, batch, data, digest, one_thread, prepared  # noqa: F401 - a fixture
+from tests.support.calibration import BATCHES, batch, data, digest, prepared
 from tests.support.paths import ROOT
 
 

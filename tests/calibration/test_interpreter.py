@@ -18,7 +18,6 @@ from quantc.calibration.interpreter import IN_PLACE, Runner, Watch
 from quantc.errors import CalibrationError
 from quantc.ir.dialect import target_name
 from quantc.ir.program import Program
-from tests.support.calibration import one_thread  # noqa: F401 - a fixture
 from tests.support.chains import chain
 from tests.support.growth import calls, exponent
 from tests.zoo import BY_NAME

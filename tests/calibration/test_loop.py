@@ -18,7 +18,7 @@ from quantc.errors import CalibrationError, DataError, InputError, QuantcError, 
 from quantc.ir.decisions import FLOAT
 from quantc.observe import MinMax
 from quantc.support.progress import show_progress
-from tests.support.calibration import batch, data, digest, eager_activations, observing, one_thread, prepared, small  # noqa: F401 - a fixture
+from tests.support.calibration import batch, data, digest, eager_activations, observing, prepared, small
 
 # -- what is observed ------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from quantc.errors import CalibrationError, LoadError, ObservationError
 from quantc.ir.decisions import FLOAT
 from quantc.observe import Statistics
 from quantc.spec.spec import UINT8
-from tests.support.calibration import captured, data, digest, one_thread, prepared  # noqa: F401 - a fixture
+from tests.support.calibration import captured, data, digest, prepared
 from tests.support.small_backend import SMALL
 
 LATER = [

@@ -78,14 +78,6 @@ everywhere = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @cache
 def captured(name: str) -> tuple[nn.Module, Program]:
     case = BY_NAME[name]

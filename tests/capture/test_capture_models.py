@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import operator
-from functools import cache
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
@@ -30,7 +30,7 @@ ZOO = str(Path(zoo.__file__).parent)
 TESTS = str(Path(__file__).parents[1])
 
 PAIRS = [
-    pytest.param(case, method, id=f"{case.name}-{method}")
+    pytest.param((case, method), id=f"{case.name}-{method}")
     for case in CASES
     for method in METHODS
     if method == "export" or not case.fx_refuses
@@ -43,10 +43,26 @@ def fresh(case: Case, method: Method | Literal["auto"], **options: Any) -> Progr
     return qc.capture(case.model(), args, method=method, example_kwargs=kwargs or None, **options)
 
 
-@cache
-def captured(case_name: str, method: Method) -> Program:
-    """A capture to be read, never run: running changes the buffers of some models."""
-    return fresh(BY_NAME[case_name], method)
+@dataclass(frozen=True)
+class Captured:
+    """A model of the zoo and its program, captured once for the tests that look at it."""
+
+    case: Case
+    method: Method
+    model: nn.Module
+    before: str
+    """The fingerprint of the model before it was captured."""
+    program: Program
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def captured(request: pytest.FixtureRequest) -> Captured:
+    case, method = request.param
+    model = case.model()
+    before = fingerprint(model)
+    args, kwargs = case.example()
+    program = qc.capture(model, args, method=method, example_kwargs=kwargs or None)
+    return Captured(case, method, model, before, program)
 
 
 def computing(program: Program) -> list[torch.fx.Node]:
@@ -76,28 +92,25 @@ def test_the_zoo_is_large_and_its_names_are_unique() -> None:
     assert len(BY_NAME) == len(CASES)
 
 
-@pytest.mark.parametrize(("case", "method"), PAIRS)
-def test_program_equals_the_eager_model(case: Case, method: Method) -> None:
-    model = case.model()
-    before = fingerprint(model)
-    args, kwargs = case.example()
-    program = qc.capture(model, args, method=method, example_kwargs=kwargs or None)
-    assert fingerprint(model) == before, "capture changed the caller's model"
-    assert program.method == method
+def test_program_equals_the_eager_model(captured: Captured) -> None:
+    case, program = captured.case, captured.program
+    assert fingerprint(captured.model) == captured.before, "capture changed the caller's model"
+    assert program.method == captured.method
     program.verify()
     after = assert_agrees(case, program, batches=(2, 2, 2))
-    assert fingerprint(model) == before, "running the program changed the caller's model"
+    assert fingerprint(captured.model) == captured.before, "running the program changed the caller's model"
     if "state" in case.tags:
         assert_same_buffers(program.module, after, buffers(case.model()))
 
 
-@pytest.mark.parametrize(("case", "method"), PAIRS)
-def test_every_computing_node_knows_its_source_line(case: Case, method: Method) -> None:
-    program = captured(case.name, method)
-    is_written_here = type(case.model()).__module__.startswith("tests.zoo")
+def test_every_computing_node_knows_its_line_and_its_module(captured: Captured) -> None:
+    program, model = captured.program, captured.model
+    is_written_here = type(model).__module__.startswith("tests.zoo")
+    known = {path for path, _ in model.named_modules(remove_duplicate=False)}
     for node in computing(program):
         origin = program.origins.get(node)
         assert origin is not None, f"{node.name} has no origin"
+        assert origin.module_path in known, node.name
         if is_written_here:
             assert origin.file.startswith(ZOO), f"{node.name} comes from {origin}"
             assert origin.line > 1
@@ -106,12 +119,23 @@ def test_every_computing_node_knows_its_source_line(case: Case, method: Method) 
             assert not origin.file.startswith(TESTS), f"{node.name} comes from {origin}"
 
 
-@pytest.mark.parametrize(("case", "method"), PAIRS)
-def test_module_paths_are_those_of_the_model(case: Case, method: Method) -> None:
-    program = captured(case.name, method)
-    known = {path for path, _ in case.model().named_modules(remove_duplicate=False)}
-    for node in computing(program):
-        assert program.origins[node].module_path in known, node.name
+def test_what_is_captured_is_canonical(captured: Captured) -> None:
+    """Capture ends in the canonical form, so canonicalizing again changes nothing."""
+    program = captured.program
+    before = program.dump()
+    qc.Pipeline.parse("canonicalize").run(program)
+    assert not program.log[-1].changed
+    assert program.dump() == before
+
+
+def test_tied_parameters_stay_tied(captured: Captured) -> None:
+    """A program has no more parameters than the model: sharing is kept, nothing is copied."""
+    program = captured.program
+    model = dict(captured.model.named_parameters(remove_duplicate=False))
+    used = {str(node.target) for node in program.nodes() if node.op == "get_attr"}
+    tensors = {name: program.module.get_parameter(name) for name in used & set(model)}
+    for (a, left), (b, right) in combinations(tensors.items(), 2):
+        assert (left is right) == (model[a] is model[b]), (a, b)
 
 
 @pytest.mark.parametrize("case", BOTH)
@@ -122,18 +146,9 @@ def test_both_captures_give_the_same_canonical_program(case: Case) -> None:
     assert traced.splitlines() == exported.splitlines()
 
 
-@pytest.mark.parametrize(("case", "method"), PAIRS)
-def test_what_is_captured_is_canonical(case: Case, method: Method) -> None:
-    """Capture ends in the canonical form, so canonicalizing again changes nothing."""
-    program = captured(case.name, method)
-    before = program.dump()
-    qc.Pipeline.parse("canonicalize").run(program)
-    assert not program.log[-1].changed
-    assert program.dump() == before
-
-
-@pytest.mark.parametrize(("case", "method"), PAIRS)
-def test_dynamic_batch(case: Case, method: Method) -> None:
+@pytest.mark.parametrize("pair", PAIRS)
+def test_dynamic_batch(pair: tuple[Case, Method]) -> None:
+    case, method = pair
     if case.fixed_batch:
         pytest.skip(case.fixed_batch)
     program = fresh(case, method, dynamic_shapes=dynamic_shapes(case))
@@ -210,15 +225,3 @@ def test_torch_export_takes_the_module(name: str, method: Method) -> None:
     args, kwargs = case.example()
     exported = torch.export.export(fresh(case, method).module, args, kwargs, strict=False)
     assert_agrees(case, exported.module())
-
-
-@pytest.mark.parametrize(("case", "method"), PAIRS)
-def test_tied_parameters_stay_tied(case: Case, method: Method) -> None:
-    """A program has no more parameters than the model: sharing is kept, nothing is copied."""
-    program = captured(case.name, method)
-    names = {name for name, _ in case.model().named_parameters(remove_duplicate=False)}
-    used = {str(node.target) for node in program.nodes() if node.op == "get_attr"}
-    tensors = {name: program.module.get_parameter(name) for name in used & names}
-    model = dict(case.model().named_parameters(remove_duplicate=False))
-    for (a, left), (b, right) in combinations(tensors.items(), 2):
-        assert (left is right) == (model[a] is model[b]), (a, b)

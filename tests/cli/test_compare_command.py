@@ -94,7 +94,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def folder(saved: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    torch.set_num_threads(1)
     monkeypatch.chdir(saved)
     monkeypatch.syspath_prepend(str(saved))
     sys.modules.pop("pair_models", None)

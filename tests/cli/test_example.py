@@ -20,11 +20,6 @@ from quantc.pipeline.registry import BACKENDS
 ON_DEVICE = ("x86", "qnnpack", "executorch")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def captured() -> qc.Program:
     model, inputs = digits_cnn()

@@ -29,7 +29,6 @@ def complete():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    torch.set_num_threads(1)
     (tmp_path / "output_models.py").write_text(MODELS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

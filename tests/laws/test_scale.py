@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -71,14 +71,6 @@ few_shapes = pytest.mark.parametrize(
     "shape", [name if name in ("chain", "star") else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
 )
 steps = pytest.mark.parametrize("step", STEPS)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def costs(shape: str, sizes: tuple[int, ...], measure: Callable[[Action], float]) -> dict[str, dict[int, float]]:

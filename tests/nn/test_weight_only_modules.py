@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,15 +23,7 @@ from tests.support.stored_weights import (
     kernels,
     lowered,
     needs_fbgemm,
-    threads,
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    with threads(1):
-        yield
-
 
 # -- tables --------------------------------------------------------------------------------------------------------------
 

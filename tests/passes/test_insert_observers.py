@@ -18,7 +18,7 @@ from quantc.observe import ObserverModule, observers_in, observers_off
 from quantc.observe.module import observer_nodes
 from quantc.passes.insert_observers import InsertObservers
 from quantc.pipeline.pipeline import Pipeline
-from tests.support.calibration import batch, data, digest, observing, one_thread, prepared  # noqa: F401 - a fixture
+from tests.support.calibration import batch, data, digest, observing, prepared
 from tests.support.chains import star
 from tests.support.growth import calls as calls_of
 from tests.support.growth import exponent

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import quantc as qc
 from examples.qat_digits import W4A8, W8A8, accuracy, calibrated, captured, trained
@@ -14,7 +13,6 @@ ONE_IMAGE = 100 / 719 + 1e-9
 
 @pytest.mark.slow
 def test_four_bit_weights_reach_float_accuracy_only_if_trained(capsys: pytest.CaptureFixture[str]) -> None:
-    torch.set_num_threads(1)
     training, held_out = digits_split()
     program = captured()
     whole, static = accuracy(program, held_out), accuracy(calibrated(program, W4A8, training), held_out)
@@ -31,7 +29,6 @@ def test_four_bit_weights_reach_float_accuracy_only_if_trained(capsys: pytest.Ca
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["separable", "residual"])
 def test_eight_bits_lose_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.set_num_threads(1)
     training, held_out = digits_split()
     program = captured(name)
     whole = accuracy(program, held_out)
@@ -44,7 +41,6 @@ def test_eight_bits_lose_nothing(name: str, capsys: pytest.CaptureFixture[str]) 
 
 def test_a_few_steps_bring_four_bit_weights_closer() -> None:
     """The same in seconds: one epoch."""
-    torch.set_num_threads(1)
     training, held_out = digits_split()
     program = captured()
     static = accuracy(calibrated(program, W4A8, training), held_out)

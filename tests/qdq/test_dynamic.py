@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,13 +27,7 @@ from tests.support import fake_quantized as fake
 SEVEN_BITS = UINT8_DYNAMIC.but(qmax=127, eps=2.0**-14)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 def layers(*more: nn.Module) -> nn.Sequential:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,6 @@ from quantc.ir.program import Program
 from tests.support.staged_models import FEW, METHODS, Method, stages
 from tests.support.store_files import images, small_model
 from tests.zoo import BY_NAME, CASES, Case, detached
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def assert_comes_back(program: Program, path: Path, *calls: tuple[tuple[Any, ...], dict[str, Any]]) -> None:

@@ -14,7 +14,6 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -25,15 +24,6 @@ from quantc.spec.spec import UINT8
 from tests.support.small_backend import SMALL
 
 BATCHES = 9
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and bits must not depend on how many there are."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Small(nn.Module):

@@ -64,3 +64,12 @@ def converted(
 def count(module: fx.GraphModule, name: str) -> int:
     """How many ops of a graph have a name, such as `quantize_per_tensor.default`."""
     return sum(node.op == "call_function" and str(node.target).partition(".")[2] == name for node in module.graph.nodes)
+
+
+def described(spec: Any) -> tuple[Any, ...] | None:
+    """What two specs of different libraries have in common."""
+    if spec is None:
+        return None
+    made = spec.observer_or_fake_quant_ctr
+    kind = getattr(getattr(made, "p", None), "func", made)
+    return spec.dtype, spec.quant_min, spec.quant_max, spec.qscheme, spec.ch_axis, spec.is_dynamic, kind.__name__

@@ -26,7 +26,6 @@ USES: dict[str, Any] = {
 def stack(techniques: list[str]) -> tuple[Program, qc.QuantConfig, Tensor]:
     """Linear layers, one for each technique, and the config that gives it to them."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     x = torch.randn(4, WIDTH)
     program = qc.capture(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in techniques)).eval(), (x,))
     config = qc.QuantConfig()

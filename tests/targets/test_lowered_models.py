@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -88,13 +88,7 @@ def subject(name: str, target: str, seed: int = 3) -> Subject:
     return Subject(qc.lower(converted(name, target), target), args, kwargs)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 def tensors(tree: Any) -> list[Tensor]:

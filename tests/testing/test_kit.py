@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -31,15 +30,6 @@ from tests.support.faulty_backends import FAULTY, GOOD, QDQ, Faulty
 from tests.support.faulty_techniques import TECHNIQUES
 from tests.support.onnx_models import ADDED
 from tests.support.paths import ROOT
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The models are tiny: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -171,7 +171,6 @@ def test_counts_add_up(edits: list[tuple[int, str]]) -> None:
 
 
 def test_cost_grows_linearly() -> None:
-    torch.set_num_threads(1)
     seconds = []
     for length in (1_000, 10_000):
         before = chain(length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -215,12 +216,17 @@ def test_keyword_names_in_a_spec_are_checked() -> None:
 
 # -- fuzz --------------------------------------------------------------------------------------------------------------
 
-SEEDS = [
-    dump(small_net()),
-    dump(exported(Choice(), [torch.ones(2, 4)])),
-    GOOD,
-    GOOD.replace("relu(%x)", 'torch:relu(%x, [1.5, {"a": (None, slice(1, 2, None))}], k=complex(0.0, 1.0))'),
-]
+
+@cache
+def seeds() -> list[str]:
+    return [
+        dump(small_net()),
+        dump(exported(Choice(), [torch.ones(2, 4)])),
+        GOOD,
+        GOOD.replace("relu(%x)", 'torch:relu(%x, [1.5, {"a": (None, slice(1, 2, None))}], k=complex(0.0, 1.0))'),
+    ]
+
+
 PIECES = [
     "(",
     ")",
@@ -250,7 +256,7 @@ PIECES = [
 @settings(max_examples=400)
 @given(st.data())
 def test_mutated_text_parses_or_says_why(data: st.DataObject) -> None:
-    text = data.draw(st.sampled_from(SEEDS))
+    text = data.draw(st.sampled_from(seeds()))
     for _ in range(data.draw(st.integers(1, 3))):
         start = data.draw(st.integers(0, len(text)))
         length = data.draw(st.integers(0, 12))

@@ -20,11 +20,6 @@ from quantc.verbs.quantize_model import KEPT
 BATCH = ({0: Dim("batch")},)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def model() -> nn.Module:
     return digits_cnn()[0]

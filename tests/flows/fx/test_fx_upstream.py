@@ -79,7 +79,6 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("name", COMPARABLE)
 def test_the_same_observers_scales_and_results(name: str, backend: str) -> None:
-    torch.set_num_threads(1)
     model, batches = model_and_data(name)
     ours = prepare_fx(model, get_default_qconfig_mapping(backend), (batches[0],))
     theirs = upstream.prepare_fx(copy.deepcopy(model), ao.get_default_qconfig_mapping(backend), (batches[0],))
@@ -126,7 +125,6 @@ class Scores(nn.Module):
 def test_scores_that_are_multiplied_by_a_number_lose_no_levels(backend: str) -> None:
     """On inputs that nobody has seen, as close to the float model as torch's own flow; it was 10 dB further on the grid of
     the scores before."""
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Scores().eval()
     batches, unseen = ([6 * torch.randn(4, 16, 64) for _ in range(4)] for _ in range(2))
@@ -156,7 +154,6 @@ def within(found: Tensor, most: int) -> bool:
 
 def test_where_torch_is_wrong_it_is_so_by_its_own_measure() -> None:
     """What `OFF` says of torch's kernels is so: they leave torch's reference model, and ours do not."""
-    torch.set_num_threads(1)
     model, batches = model_and_data("upscaler")
     theirs = upstream.prepare_fx(copy.deepcopy(model), ao.get_default_qconfig_mapping("x86"), (batches[0],))
     for x in batches:
@@ -230,7 +227,6 @@ SLOWER = [pytest.param(name, marks=pytest.mark.slow) for name in ("gated", "wave
 
 @pytest.mark.parametrize("name", ["perceptron", "joined", "classifier", *SLOWER])
 def test_training_gives_the_same_numbers(name: str) -> None:
-    torch.set_num_threads(1)
     model, batches = model_and_data(name)
     ours = prepare_qat_fx(model.train(), get_default_qat_qconfig_mapping(), (batches[0],))
     theirs = upstream.prepare_qat_fx(copy.deepcopy(model), ao.get_default_qat_qconfig_mapping(), (batches[0],))

@@ -25,7 +25,6 @@ TAKEN = [case for case in CASES if not case.fx_refuses and not case.keywords(1)]
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TAKEN, ids=str)
 def test_a_model_of_the_zoo(case: Case) -> None:
-    torch.set_num_threads(1)
     model = case.model()
     args, _ = case.example()
     with warnings.catch_warnings(), torch.no_grad():

@@ -10,17 +10,9 @@ from torch import nn
 from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as theirs
 
 from quantc.flows.pt2e import x86_inductor_quantizer as ours
-from tests.support.pt2e_quantizers import converted, count
+from tests.support.pt2e_quantizers import converted, count, described
 
 X = (torch.randn(4, 6, generator=torch.Generator().manual_seed(0)),)
-
-
-def described(spec: Any) -> tuple[Any, ...] | None:
-    if spec is None:
-        return None
-    made = spec.observer_or_fake_quant_ctr
-    kind = getattr(getattr(made, "p", None), "func", made)
-    return spec.dtype, spec.quant_min, spec.quant_max, spec.qscheme, spec.ch_axis, spec.is_dynamic, kind.__name__
 
 
 @pytest.mark.parametrize("is_dynamic", [False, True])

@@ -9,18 +9,10 @@ import torch
 from torch import nn
 
 from quantc.flows.pt2e import xnnpack_quantizer as ours
-from tests.support.pt2e_quantizers import converted, count
+from tests.support.pt2e_quantizers import converted, count, described
 
 theirs: Any = pytest.importorskip("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
 X = (torch.randn(4, 6, generator=torch.Generator().manual_seed(0)),)
-
-
-def described(spec: Any) -> tuple[Any, ...] | None:
-    if spec is None:
-        return None
-    made = spec.observer_or_fake_quant_ctr
-    kind = getattr(getattr(made, "p", None), "func", made)
-    return spec.dtype, spec.quant_min, spec.quant_max, spec.qscheme, spec.ch_axis, spec.is_dynamic, kind.__name__
 
 
 @pytest.mark.parametrize("is_per_channel", [False, True])

@@ -6,7 +6,7 @@ activation wherever a weight of some channel is positive, and once more wherever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,15 +31,6 @@ pytestmark = [
     pytest.mark.skipif(not ENGINES, reason="this build of torch has none of the x86 kernels"),
     pytest.mark.filterwarnings("ignore::UserWarning"),  # torch announces the end of quantized tensors
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads, engine = torch.get_num_threads(), torch.backends.quantized.engine
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    torch.backends.quantized.engine = engine
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -30,13 +29,6 @@ from tests.support.stored_weights import (
     stored_weights,
     threads,
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    with threads(1):
-        yield
-
 
 # -- products ------------------------------------------------------------------------------------------------------------
 
