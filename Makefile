@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+FLOOR := 73
 SOURCES := quantc passes patterns backends tests benchmarks examples
 
 .PHONY: quantize test test-all check format docs wheel bench clean
@@ -21,8 +22,8 @@ quantize: $(READY)  ## the main job on the embedded example; reports/digits.html
 test: $(READY)  ## what must never break; ARGS=--hypothesis-profile=random draws other examples each time
 	$(BIN)/python -m pytest -q -n 2 -m "not slow" $(ARGS)
 
-test-all: $(READY)  ## everything, the slow tests too, on examples drawn anew
-	$(BIN)/python -m pytest -q -n 2 --hypothesis-profile=random $(ARGS)
+test-all: $(READY)  ## everything, the slow tests too, on examples drawn anew; fails below the floor of coverage
+	$(BIN)/python -m pytest -q -n 2 --hypothesis-profile=random --cov --cov-report=term --cov-fail-under=$(FLOOR) $(ARGS)
 
 check: $(READY)  ## lint, format, spelling, layers and types, over every source file
 	$(BIN)/ruff check .
