@@ -94,8 +94,8 @@ def _flat_module(program: Program) -> fx.GraphModule:
         if node.op == "placeholder" and (constant := next(given)) is not ...:
             values[node] = constant  # what it was at capture
         elif node.op == "output":
-            results = fx.map_arg(node.args[0], values.__getitem__)
-            flat.output(tuple(value for value in results if isinstance(value, fx.Node)))  # type: ignore[union-attr]
+            results: Any = fx.map_arg(node.args[0], values.__getitem__)
+            flat.output(tuple(value for value in results if isinstance(value, fx.Node)))
         else:
             values[node] = flat.node_copy(node, values.__getitem__)
     module = fx.GraphModule(root, flat)
