@@ -65,8 +65,9 @@ def replace_by_slices(program: Program, node: fx.Node) -> bool:
     if op_name(node) not in PARTS:
         _slice(program, node, node, found[0])
         return True
-    places = [item.args[1] if item.target is operator.getitem else None for item in items]
-    if not all(isinstance(place, int) for place in places):
+    read = [item.args[1] for item in items if item.target is operator.getitem]
+    places = [place for place in read if isinstance(place, int)]
+    if len(places) < len(items):
         return False
     for item, place in zip(items, places, strict=True):
         _slice(program, node, item, found[place])

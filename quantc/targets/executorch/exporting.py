@@ -87,7 +87,6 @@ def _flat_module(program: Program) -> fx.GraphModule:
     """
     graph, root = program._as_given()
     constants = [item.constant if item.is_constant else ... for item in program.signature.inputs]
-    names = {path: _names(program, inner) for path, inner in program.graphs()}
     flat = fx.Graph()
     values: dict[fx.Node, Any] = {}
     given = iter(constants)
@@ -95,24 +94,22 @@ def _flat_module(program: Program) -> fx.GraphModule:
         if node.op == "placeholder" and (constant := next(given)) is not ...:
             values[node] = constant  # what it was at capture
         elif node.op == "output":
-            results = fx.map_arg(node.args[0], values.__getitem__)
-            flat.output(tuple(value for value in results if isinstance(value, fx.Node)))  # type: ignore[union-attr]
+            results: Any = fx.map_arg(node.args[0], values.__getitem__)
+            flat.output(tuple(value for value in results if isinstance(value, fx.Node)))
         else:
             values[node] = flat.node_copy(node, values.__getitem__)
     module = fx.GraphModule(root, flat)
-    of_top = {own: names[""].get(old.name, old.name) for old, own in values.items() if isinstance(own, fx.Node)}
-    for path, inner in GraphTree(flat, module).graphs():
-        for node in inner.nodes:
-            if node.op == "call_function":
-                give_name(node, of_top[node] if not path else names.get(path, {}).get(node.name, node.name))
+    made_for = program.plan.made_for
+    for (_, own), (_, inner) in zip(program.graphs(), GraphTree(flat, module).graphs(), strict=True):
+        for old, node in zip(_calls(own), _calls(inner), strict=True):
+            give_name(node, old.name if (name := made_for.get(old)) is None else name)
     _order_constants(module)
     return module.requires_grad_(False).eval()
 
 
-def _names(program: Program, graph: fx.Graph) -> dict[str, str]:
-    """By the name of a node: the name of the op that it was made for, if it is another."""
-    made_for = program.plan.made_for
-    return {node.name: made_for[node] for node in graph.nodes if node in made_for}
+def _calls(graph: fx.Graph) -> list[fx.Node]:
+    """The ops of a graph. A copy has the same, in the same order, if not by the same names."""
+    return [node for node in graph.nodes if node.op == "call_function"]
 
 
 def _order_constants(module: nn.Module) -> None:
