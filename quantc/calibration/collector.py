@@ -30,7 +30,7 @@ class Collector:
         """The number of batches in the plan before: halves go by the number of the batch in all calibrations."""
         self.totals: dict[str, Halves] = {tap.name: Halves.empty(tap.kind, tap.options) for tap in self.taps}
         self.is_torn = False
-        """True while a batch is being added, and for good if that was interrupted."""
+        """True while a batch is being added and counted, and for good if that was interrupted."""
         self._batch = 0
         self._held: list[tuple[Tap, Tensor | Halves]] = []
 
@@ -56,7 +56,8 @@ class Collector:
             self.hold(tap, rows)
 
     def commit(self) -> None:
-        """Add the batch. Rows in place: a second set of large statistics would not fit where the first just does."""
+        """Add the batch, and leave `is_torn` set until its caller has counted it. Rows are added in place: a second set of
+        large statistics would not fit where the first just does."""
         self.is_torn = bool(self._held)
         while self._held:
             tap, part = self._held.pop(0)
@@ -64,7 +65,6 @@ class Collector:
                 self.totals[tap.name] = self.totals[tap.name].merge(part)
             else:
                 self.totals[tap.name].update(part, batch=self._batch, where=self.program.describe(tap.value))
-        self.is_torn = False
 
     def watchers(self) -> dict[fx.Node, list[Watch]]:
         """Watch callbacks by node, for the runner. Statistics of the same rows share them."""

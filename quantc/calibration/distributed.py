@@ -121,7 +121,7 @@ def team_for(shard: Shard) -> Iterator[Team]:
             dist.destroy_process_group()
 
 
-def _part(shard: tuple[int, int]) -> Team:
+def _part(shard: tuple[Any, ...]) -> Team:
     """A part of the data, by its number and how many there are."""
     if len(shard) != 2 or any(type(number) is not int for number in shard) or not 0 <= shard[0] < shard[1]:
         raise CalibrationError(

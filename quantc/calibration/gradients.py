@@ -52,7 +52,9 @@ class Gradients:
             axis = next((int(tap.options["axis"]) for tap in self.taps.values() if "axis" in tap.options), -1)
             loss = self._loss(outputs, axis, batch)
             nodes = list(run.kept)
-            found = torch.autograd.grad(loss, [run.kept[node] for node in nodes], allow_unused=True)
+            found: tuple[Tensor | None, ...] = torch.autograd.grad(
+                loss, [run.kept[node] for node in nodes], allow_unused=True
+            )
         return [
             (self.taps[node], _rows(self.taps[node], gradient))
             for node, gradient in zip(nodes, found, strict=True)

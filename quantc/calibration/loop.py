@@ -80,7 +80,7 @@ def calibrate(
     title = f"calibrating {prepared.name}" + (f", collecting {collection}" if collection is not None else "")
     began = time.perf_counter()
     with team_for(shard) as team:
-        _check_team(prepared, team)
+        _check_team(prepared, team, wanted)
         style = progress if team.rank == 0 else "silent"
         with show_progress(title, style) as told:
             run = _Run(prepared, team, _checkpoint(prepared, team, checkpoint, every, wanted), told, collection)
@@ -198,6 +198,7 @@ class _Run:
             raise
         self.collector.commit()
         self.tally.commit(samples_in(leaves))
+        self.collector.is_torn = False
 
     def _tell_first(self, error: NotFiniteError, number: int, leaves: list[Any]) -> None:
         """Say which op was the first to give NaN or infinity, as the one that is observed need not be, and which of its
@@ -313,7 +314,7 @@ def _check_prepared(prepared: Program, every: int) -> None:
         )
 
 
-def _check_team(prepared: Program, team: Team) -> None:
+def _check_team(prepared: Program, team: Team, collect: Collect | None) -> None:
     if team.is_single:
         return
     for group, observation in prepared.plan.statistics.items():
@@ -321,7 +322,8 @@ def _check_team(prepared: Program, team: Team) -> None:
     for group, observation in Tally(prepared, {}).whole.totals.items():
         _refuse_ordered(group, observation)
     facts = {"program": program_digest(prepared), "plan": plan_digest(prepared), "threads": torch.get_num_threads()}
-    team.agree({**facts, "batches so far": prepared.plan.batches})
+    wanted = None if collect is None else collect.model_dump_json()
+    team.agree({**facts, "batches so far": prepared.plan.batches, "collect": wanted})
 
 
 def _refuse_ordered(group: str, observation: Observation) -> None:

@@ -40,7 +40,7 @@ class Gram:
         return cls()
 
     def update(self, x: Tensor, *, batch: int = 0, where: str = "") -> None:
-        for rows in x.split(MAX_ROWS, dim=1):
+        for rows in torch.split(x, MAX_ROWS, dim=1):
             if rows.numel():
                 self._add(rows, where)
 

@@ -33,7 +33,7 @@ class Moments:
         return cls()
 
     def update(self, x: Tensor, *, batch: int = 0, where: str = "") -> None:
-        for rows in x.split(MAX_ROWS, dim=1):
+        for rows in torch.split(x, MAX_ROWS, dim=1):
             if rows.numel():
                 self._add(rows, where)
 

@@ -82,7 +82,8 @@ class OuterProducts:
         for start, end in _panels(width):
             size = (end - start) * (width - start)
             shape = (groups, end - start, width - start)
-            yield start, end, *(part[:, at : at + size].view(shape) for part in (self.upper, self.lower))
+            upper, lower = (part[:, at : at + size].view(shape) for part in (self.upper, self.lower))
+            yield start, end, upper, lower
             at += size
 
     def _make_room(self, exponents: Tensor) -> None:
