@@ -35,7 +35,7 @@ WRONG = {
     "dtype": ("f32[n,144] = flatten", "f16[n,144] = flatten", "flat", "f32[5,144]"),
     "symbol": ("f32[n,144] = flatten", "f32[n+1,144] = flatten", "flat", "f32[5,144]"),
     "rank": ("f32[n] = sum", "f32[n,1] = sum", "total", "f32[5]"),
-    "item": ("(f32[n], i64[n])", "(f32[n], i32[n])", "best", "(f32[5], i64[5])"),
+    "item": ("(f32[n], i64[n])", "(f16[n], i64[n])", "best", "(f32[5], i64[5])"),
     "items": ("(f32[n], i64[n])", "(f32[n])", "best", "(f32[5], i64[5])"),
     "expression": ("f32[2*n,144]", "f32[3*n,144]", "doubled", "f32[10,144]"),
     "cast": ("i64[n,144]", "f32[n,144]", "whole", "i64[5,144]"),
