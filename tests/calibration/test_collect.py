@@ -7,7 +7,7 @@ import pytest
 import quantc as qc
 from quantc.calibration.collect import Collect, collection_of, gigabytes
 from quantc.errors import CalibrationError, QuantcError, SpecError
-from tests.support.calibration import data, one_thread, prepared  # noqa: F401 - a fixture
+from tests.support.calibration import data, prepared
 
 
 def test_the_forms_of_a_choice() -> None:

@@ -20,14 +20,13 @@ from quantc.errors import CalibrationError, DataError
 from quantc.ir.program import Program
 from quantc.observe import Gram, Moments, Reservoir, Statistics
 from tests.calibration.test_distributed import torchrun
-from tests.support.calibration import (  # noqa: F401 - one_thread is a fixture
+from tests.support.calibration import (
     BATCHES,
     batch,
     captured,
     data,
     digest,
     digest_of_collected,
-    one_thread,
     prepared,
     small,
 )

@@ -8,7 +8,7 @@ from torch import nn
 import quantc as qc
 from quantc.calibration.collect import Collect
 from quantc.observe import Fisher
-from tests.support.calibration import batch, one_thread, prepared  # noqa: F401 - a fixture
+from tests.support.calibration import batch, prepared
 from tests.support.small_backend import SMALL
 
 
