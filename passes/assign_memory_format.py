@@ -41,8 +41,11 @@ class AssignMemoryFormat(Pass):
                 kernel.in_order = in_order
                 changed += 1
         free = sum(not in_order for in_order in orders.values())
-        notes = (f"{free} of {len(orders)} kernels yield any memory format; {copied} results are put in order",)
-        return Outcome(changed + copied > 0, notes if changed + copied else ())
+        notes = (
+            *((f"{free} of {len(orders)} kernels yield any memory format",) if changed else ()),
+            *((f"{copied} tensors put in order",) if copied else ()),
+        )
+        return Outcome(bool(notes), notes)
 
 
 def _put_in_order(program: Program, orders: dict[fx.Node, bool]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -11,6 +11,8 @@ from quantc.ir.dialect import may_alias
 from quantc.ir.program import Program, Stage
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 from quantc.targets.kernels.codegen import why_not_repeated
+
+CLONE: Any = torch.ops.aten.clone.default
 
 
 class CopyReturnedConstants(Pass):
@@ -31,7 +33,7 @@ class CopyReturnedConstants(Pass):
         copied = 0
         output = program.graph.output_node()
         for node in [node for node in output.all_input_nodes if node in _of_constants(program.graph)]:
-            made = program.emit(torch.ops.aten.clone.default, (node,), before=output, like=node)
+            made = program.emit(CLONE, (node,), before=output, like=node)
             output.replace_input_with(node, made)
             copied += 1
         placements.owns_results = True

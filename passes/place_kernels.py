@@ -59,9 +59,9 @@ class PlaceKernels(Pass):
             placing.tune()
         placing.tell()
         forget_unread(program)
-        on_kernels = sum(bool(row.kernel) for row in program.placements.placed)
-        ops = len(program.placements.placed)
-        return Outcome(ops > 0, (f"{on_kernels} of {ops} ops on kernels of {self.target}",))
+        rows = program.placements.placed
+        on_kernels = sum(bool(row.kernel) for row in rows)
+        return Outcome(bool(rows), (f"{on_kernels} of {len(rows)} ops on kernels of {self.target}",) if rows else ())
 
 
 @dataclass
@@ -171,6 +171,7 @@ def _put(program: Program, call: Call, placement: Placement) -> fx.Node:
     made = program.emit(name, placement.inputs, before=old, like=old)
     program.placements.highest[made] = highest_level(program, old)
     program.placements.stand_ins[made] = old.name
+    program.modes.drop(old)  # kernels have no training mode
     program.replace(old, made)
     for node in read:
         if not node.users and kernel_of(program, node) is not None:

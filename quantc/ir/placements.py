@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from quantc.ir.sites import NodeTable
 
@@ -25,10 +25,6 @@ class PlacedModule(nn.Module):
     @property
     def written_over(self) -> int | None:
         """The operand, by its place, whose memory the result is written into; None if that is new."""
-        return None
-
-    def levels_read(self, *inputs: Tensor) -> Tensor | None:
-        """Levels that it quantizes its float input to; None if it reads the same inputs as its op."""
         return None
 
 

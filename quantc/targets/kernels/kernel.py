@@ -173,6 +173,10 @@ class Kernel(PlacedModule, ABC):
         """One kernel for several with the same inputs, which yields the result of each."""
         raise NotImplementedError(f"{cls.__name__} says that it joins others, and does not")
 
+    def levels_read(self, *inputs: Tensor) -> Tensor | None:
+        """Levels that a kernel quantizes its float input to; None if it reads the same inputs as its op."""
+        return None
+
     @property
     def pair_sums(self) -> tuple[Tensor, int] | None:
         """Weight by output channel and the highest input level, if the kernel may add two products in 16 bits; None if not."""
