@@ -14,9 +14,14 @@ ON_KERNELS = (
 """What becomes of a program once kernels are placed."""
 
 
+def placing_pipeline(target: str) -> str:
+    """From the form that kernels take their ops from to the kernels of a target."""
+    return f"place-kernels{{target={target}}},{ON_KERNELS}"
+
+
 def kernel_pipeline(target: str) -> str:
     """From a converted program to the kernels of a target."""
-    return f"{KERNEL_FORM},place-kernels{{target={target}}},{ON_KERNELS}"
+    return f"{KERNEL_FORM},{placing_pipeline(target)}"
 
 
 X86 = Target(

@@ -35,7 +35,7 @@ from quantc.targets.kernels.program_race import fastest, race
 from quantc.targets.kernels.replay import Replayed
 from quantc.targets.kernels.running_form import PLACING, Choosing, run_on_kernels, split
 from quantc.targets.kernels.weight_ownership import Holdings
-from quantc.targets.target_table import kernel_pipeline
+from quantc.targets.target_table import KERNEL_FORM
 
 MAX_ROWS = 40
 """How many ops the text shows."""
@@ -429,11 +429,9 @@ def lower(
             where=f"its stage is {program.stage.label}",
             advice="give what qc.convert(prepared) gave, and the passes as pipeline=",
         )
-    given = pipeline if isinstance(pipeline, Pipeline) else Pipeline.parse(pipeline or kernel_pipeline(target))
-    _check_target(given, target)
-    portable, placing = split(given)
+    portable, placing = _parts(pipeline, target)
     own = portable.left_for(program).run_on_copy(program, hooks)
-    choosing = Choosing(tune, allow_float, progress, pipeline=None if pipeline is None else placing, hooks=tuple(hooks))
+    choosing = Choosing(tune, allow_float, progress, pipeline=placing, hooks=tuple(hooks))
     made = Lowered(own, target, choosing, compile)
     if made.placed and not any(row.kernel for row in made.placed):
         warnings.warn(
@@ -444,8 +442,13 @@ def lower(
     return made
 
 
-def _check_target(pipeline: Pipeline, target: str) -> None:
-    """Refuse a pipeline that places kernels of another target."""
+def _parts(given: Pipeline | str | None, target: str) -> tuple[Pipeline, Pipeline | None]:
+    """What leads to the portable form, and what brings that onto kernels; None for the target's own. QuantcError if it
+    places kernels of another target.
+    """
+    if given is None:
+        return Pipeline.parse(KERNEL_FORM), None
+    pipeline = given if isinstance(given, Pipeline) else Pipeline.parse(given)
     for step in pipeline:
         other = getattr(step, "target", target) if step.name == PLACING else target
         if other != target:
@@ -454,6 +457,7 @@ def _check_target(pipeline: Pipeline, target: str) -> None:
                 where=f"pipeline=... of qc.lower(..., {target!r})",
                 advice=f"start from qc.pipelines.lower({target!r})",
             )
+    return split(pipeline)
 
 
 def lower_qnnpack(program: Program | Lowered, **options: Any) -> Lowered:

@@ -19,7 +19,7 @@ from quantc.targets.kernels.codegen import straight_line, why_not_repeated
 from quantc.targets.kernels.program_race import fastest, race
 from quantc.targets.kernels.replay import Replayed
 from quantc.targets.kernels.tuning import Times, check_inputs
-from quantc.targets.target_table import kernel_pipeline
+from quantc.targets.target_table import placing_pipeline
 
 PLACING = "place-kernels"
 """The pass whose options a lowering sets."""
@@ -91,7 +91,7 @@ def _placed(program: Program, target: str, choosing: Choosing, inputs: Sequence[
     draft.log = []
     if inputs is not None:
         draft.example_inputs = tuple(inputs)
-    pipeline = split(Pipeline.parse(kernel_pipeline(target)))[1] if choosing.pipeline is None else choosing.pipeline
+    pipeline = Pipeline.parse(placing_pipeline(target)) if choosing.pipeline is None else choosing.pipeline
     asked: dict[str, Any] = {"choices": dict(choosing.saved)} if choosing.saved else {}
     if choosing.allow_float:
         asked["allow_float"] = True
