@@ -20,7 +20,7 @@ from quantc.passes import (
 )
 from quantc.targets.kernels.dynamic_linear import LinearDynamic
 from quantc.targets.kernels.kernel import Kernel
-from tests.passes.test_golden import FOLDER, Golden
+from tests.support.golden_texts import FOLDER, Golden
 
 NUMBERS = "changed the numbers"
 
