@@ -11,6 +11,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils import _pytree as pytree
 
 from quantc.ir.dialect import MODAL, SYMBOLIC, argument, is_op, op_name, position, traits_of, writes
+from quantc.ir.placements import PlacedModule
 from quantc.ir.program import Program, Stage, attribute
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
@@ -71,6 +72,8 @@ class Effects:
 
     def at(self, node: fx.Node) -> bool:
         """True if a node must stay although it is unused."""
+        if node.op == "call_module":
+            return not isinstance(attribute(self.program.owner(node.graph), str(node.target)), PlacedModule)
         if node.op != "call_function":
             return node.op != "get_attr"
         target = node.target

@@ -50,6 +50,7 @@ class LowerInteger(Pass):
     def run(self, program: Program) -> Outcome:
         written = 0
         notes: list[str] = []
+        reasons_before = dict(program.plan.left_float.rows)
         found, reasons = matches(program), why_not_quantized(program)
         for nodes in found:
             task = Task(program, nodes, self.arithmetic(program, nodes[0]), self.curves)
@@ -63,7 +64,8 @@ class LowerInteger(Pass):
         EliminateDead().run(program)  # replaced ops need not be decomposed
         opened = open_boundaries(program) if self.boundaries == "spelled" else 0
         forget_unread(program)
-        return Outcome(written + opened > 0, (f"{written} matches compute on integers", *dict.fromkeys(notes)))
+        changed = written + opened > 0 or program.plan.left_float.rows != reasons_before
+        return Outcome(changed, (f"{written} matches compute on integers", *dict.fromkeys(notes)))
 
     def arithmetic(self, program: Program, node: fx.Node) -> Arithmetic:
         """Arithmetic of the target whose quantizer claimed a node, with the multiplier that was asked for."""

@@ -32,7 +32,8 @@ class Verify(Hook):
 
 
 class Truth(Hook):
-    """Hold a pass to what it says of itself: "changed" exactly if the program's text differs, its plan included."""
+    """Hold a pass to what it says of itself: "changed" exactly if the program's text, plan included, or its placements
+    differ."""
 
     def __init__(self) -> None:
         self._digest = b""
@@ -56,7 +57,7 @@ class Truth(Hook):
         # the pipeline, not the pass, moves the stage, and the text shows it
         stage, program.stage = program.stage, self._stage
         try:
-            return blake2b(program.dump("text").encode()).digest()
+            return blake2b(f"{program.dump('text')}\n{program.placements}".encode()).digest()
         finally:
             program.stage = stage
 

@@ -26,7 +26,6 @@ from quantc.ir.dialect import op_name
 from quantc.support.terminal import plain_rows
 from quantc.targets.kernels.dispatch_trace import NoTapeError
 from quantc.targets.kernels.kernel import Kernel
-from quantc.targets.kernels.kernel_fusion import stands_for
 from quantc.targets.kernels.lowered import Lowered, lower
 from quantc.targets.kernels.replay import replay
 
@@ -124,7 +123,7 @@ class _Timing(fx.Interpreter):
 
     def __init__(self, lowered: Lowered, tuned: dict[tuple[str, ...], Kernel]) -> None:
         super().__init__(lowered.module)
-        self.tuned = tuned
+        self.lowered, self.tuned = lowered, tuned
         self.placed = {row.node: row.op for row in lowered.placed}
         self.ops: dict[str, OpTime] = {}
         """By node; the best so far."""
@@ -151,7 +150,7 @@ class _Timing(fx.Interpreter):
 
     def _op(self, node: fx.Node) -> str:
         """Name of the op in the integer form; in the dialect if it stayed float."""
-        meant = stands_for(node)
+        meant = self.lowered.stands_for(node)
         first = meant[0] if isinstance(meant, tuple) else meant
         return self.placed.get(str(first)) or (op_name(node) if node.op == "call_function" else str(node.target))
 

@@ -26,6 +26,7 @@ from quantc.ir.finite_inputs import Watch, check_has_numbers, why_no_range
 from quantc.ir.graph_tree import GraphTree, attribute
 from quantc.ir.lift_constants import lift_constants, with_checked_norms
 from quantc.ir.module_copy import copy_module
+from quantc.ir.placements import Placements
 from quantc.ir.plan import Plan
 from quantc.ir.signature import Signature, as_tensors
 from quantc.ir.sites import ModeValue, NodeTable, Origin, SetAside, Site
@@ -60,6 +61,7 @@ class Stage(IntEnum):
     QUANTIZED = 7
     FOLDED = 8
     LOWERED = 9
+    PLACED = 10
 
     @property
     def label(self) -> str:
@@ -107,6 +109,8 @@ class Program(GraphTree):
     """For convolutions and linears in quantization-aware training: the batch norm detached from them."""
     plan: Plan = field(default_factory=Plan)
     """The decisions about its quantization."""
+    placements: Placements = field(default_factory=Placements)
+    """What runs its ops, once it is on kernels."""
     example_inputs: tuple[Any, ...] | None = None
     """The flat example inputs of the capture, for the numeric guard."""
     _module: fx.GraphModule | None = field(default=None, repr=False)
@@ -420,7 +424,7 @@ class Program(GraphTree):
     @property
     def _tables(self) -> tuple[NodeTable[Any], ...]:
         """The side tables keyed by node."""
-        return (self.origins, self.modes, self.counters, self.set_aside, *self.plan.tables)
+        return (self.origins, self.modes, self.counters, self.set_aside, *self.plan.tables, *self.placements.tables)
 
     def note_inference_only(self, reason: str) -> None:
         """Record why the program can no longer be trained; only the first few reasons are kept."""
@@ -470,6 +474,7 @@ class Program(GraphTree):
         twin.counters = self.counters.renamed(nodes)
         twin.set_aside = self.set_aside.renamed(nodes)
         twin.plan = self.plan.renamed(nodes)
+        twin.placements = self.placements.renamed(nodes)
         return twin
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -20,8 +20,7 @@ from quantc.integer.library import OPS
 from quantc.ir.program import Program, Stage
 from quantc.ir.signature import Input, Signature
 from quantc.ir.types import TensorType
-from quantc.targets.kernels.kernel_table import Call, kernels_for
-from quantc.targets.kernels.placement import candidates
+from quantc.targets.kernels.kernel_table import Call, candidates, kernels_for
 from quantc.targets.kernels.selection import by_table
 
 TARGETS = {"x86": "x86", "fbgemm": "x86", "onednn": "x86", "qnnpack": "qnnpack"}

@@ -24,6 +24,7 @@ class Preserves(Enum):
 
     EXACTLY = "every output keeps its bits"
     CLOSELY = "outputs may differ by rounding, as when a multiplication is folded into a weight"
+    STEPWISE = "every op yields what it did on the same inputs, within one step of 8 bits, or rounding"
     NOTHING = "outputs change, as when tensors are quantized"
 
 

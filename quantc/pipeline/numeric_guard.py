@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
 from quantc.errors import GuardError
 from quantc.ir.dialect import writes
+from quantc.ir.placements import PlacedModule
 from quantc.ir.program import Program, attribute
+from quantc.ir.types import tensor_type
 from quantc.observe.module import observers_off
 from quantc.pipeline.pipeline import Hook, Pass, Preserves
 from quantc.pipeline.tolerance import Gap, Tolerance, gap
@@ -65,7 +68,12 @@ class Guard(Hook):
         before, self._before = self._before, None
         if before is None:
             return
-        after = self._trace(program, f"after {pass_.name}, though it did before")
+        when = f"after {pass_.name}, though it did before"
+        if pass_.preserves is Preserves.STEPWISE:
+            self._check_steps(program, pass_, before, when)
+            self.checked.append(pass_.name)
+            return
+        after = self._trace(program, when)
         found = self._compare(before, after, pass_)
         if found is not None:
             raise self._error(program, pass_, before, after, *found)
@@ -83,6 +91,19 @@ class Guard(Hook):
                 return what, found
         return None
 
+    def _check_steps(self, program: Program, pass_: Pass, before: Trace, when: str) -> None:
+        """Hold every op to what it yielded before, on the inputs that it had then."""
+        recorder = StepRecorder(program, before.values, self.tolerance)
+        after = self._trace(program, when, recorder)
+        found = recorder.found or self._compare(before, after, pass_)
+        if found is not None:
+            what, size = found
+            raise GuardError(
+                f"pass {pass_.name} changed the numbers: {what} {size}",
+                where="each op was given what it had read before",
+                advice="correct the pass; an 8-bit result may differ by one step, and a float by rounding",
+            )
+
     def _error(self, program: Program, pass_: Pass, before: Trace, after: Trace, what: str, size: Gap) -> GuardError:
         where = f"{what}; no node that is in the program before and after differs"
         for node in program.graph.nodes:
@@ -98,11 +119,11 @@ class Guard(Hook):
             advice=f"correct the pass; if it means to change numbers, let it declare so (it declares Preserves.{pass_.preserves.name})",
         )
 
-    def _trace(self, program: Program, when: str) -> Trace:
+    def _trace(self, program: Program, when: str, recorder: GuardRecorder | None = None) -> Trace:
         with isolated_run(program, self.seed) as tensors:
             before = {name: tensor.clone() for name, tensor in tensors.items()}
             leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in program.example_inputs or ()]
-            recorder = GuardRecorder(program)
+            recorder = GuardRecorder(program) if recorder is None else recorder
             try:
                 outputs = pytree.tree_leaves(recorder.run(*leaves, enable_io_processing=False))
             except Exception as error:
@@ -150,6 +171,53 @@ class GuardRecorder(NodeByNode):
         copied = self.copies and isinstance(value, torch.Tensor)
         self.values[n.name] = value.clone() if copied else value
         return value
+
+
+class StepRecorder(GuardRecorder):
+    """Has every op read what it read when `known` was recorded, and finds the first that yields something else.
+
+    For that, whatever may differ by a step is replaced by what was recorded: results of nodes that stand for others, and
+    of those that call nested graphs.
+    """
+
+    def __init__(self, program: Program, known: Mapping[str, Any], tolerance: Tolerance) -> None:
+        super().__init__(program)
+        self.program, self.known, self.tolerance = program, known, tolerance
+        self.found: tuple[str, Gap] | None = None
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        expected = None if n.op == "output" else self._recorded(n)
+        if expected is None:
+            return value
+        rounds = self._rounds(n)
+        found = gap(expected, _as_sequence(value, expected), Preserves.STEPWISE, self.tolerance, rounds=rounds)
+        if found is not None and self.found is None:
+            self.found = self.program.describe(n), found
+        if n not in self.program.placements.stand_ins and not isinstance(n.target, HigherOrderOperator):
+            return value  # the program may write to it
+        return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, expected)
+
+    def _recorded(self, node: fx.Node) -> Any:
+        """The value of what a node stands for; None if it was not recorded."""
+        names = self.program.placements.stands_for(node)
+        if isinstance(names, str):
+            return self.known.get(names)
+        found = tuple(self.known.get(name) for name in names)
+        return None if any(value is None for value in found) else found
+
+    def _rounds(self, node: fx.Node) -> bool:
+        """True if a node may round floats that it reads: a kernel, or one that calls a nested graph."""
+        module = attribute(self.program.root, str(node.target)) if node.op == "call_module" else None
+        if not isinstance(module, PlacedModule) and not isinstance(node.target, HigherOrderOperator):
+            return False
+        kinds = [tensor_type(item) for item in node.all_input_nodes]
+        return any(kind is not None and kind.dtype.is_floating_point for kind in kinds)
+
+
+def _as_sequence(value: Any, expected: Any) -> Any:
+    """Several results as a tuple, like what they are compared with."""
+    return tuple(value) if isinstance(expected, tuple) and isinstance(value, list) else value
 
 
 def why_not_guarded(program: Program, limit: int | None) -> str | None:

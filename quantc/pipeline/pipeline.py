@@ -16,7 +16,7 @@ from quantc.ir.program import LogEntry, Program, Stage
 from quantc.pipeline.base_pass import Outcome, Pass, Preserves
 from quantc.pipeline.failure import failure_text, node_at_fault
 from quantc.pipeline.pipeline_parser import parse_passes
-from quantc.pipeline.stage_order import check_order, check_start, first_needs
+from quantc.pipeline.stage_order import check_order, check_start, first_needs, left_to_run
 
 
 class Hook:
@@ -92,6 +92,10 @@ class Pipeline:
         self._find(name)
         new = _flat(steps)
         return Pipeline(tuple(item for pass_ in self.passes for item in (new if pass_.name == name else (pass_,))))
+
+    def left_for(self, program: Program) -> Pipeline:
+        """Without what leads to the stage that a program has reached already."""
+        return Pipeline(tuple(left_to_run(self.passes, program)))
 
     def _find(self, name: str) -> list[int]:
         found = [index for index, pass_ in enumerate(self.passes) if pass_.name == name]

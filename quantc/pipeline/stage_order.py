@@ -38,6 +38,12 @@ def check_start(passes: Sequence[Pass], program: Program) -> None:
             )
 
 
+def left_to_run(passes: Sequence[Pass], program: Program) -> Sequence[Pass]:
+    """The passes without those that lead to a stage which the program has reached already."""
+    done = [index for index, pass_ in enumerate(passes) if pass_.gives is not None and pass_.gives <= program.stage]
+    return passes[done[-1] + 1 :] if done else passes
+
+
 def first_needs(passes: Sequence[Pass]) -> Iterator[Pass]:
     """The passes whose required stage no earlier pass gives: the program must have reached it."""
     reached = Stage.CAPTURED

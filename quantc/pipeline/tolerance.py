@@ -21,6 +21,11 @@ ROUNDING: dict[torch.dtype, float] = {
     torch.complex128: 1e-9,
 }
 """Allowed rounding error, relative to the largest value in the tensor. Other dtypes: none."""
+BYTES = (torch.uint8, torch.int8)
+STEP = 1.0
+"""What 8-bit results may differ by, where a pass promises that ops stay within one step."""
+ROUNDED = 0.02
+"""Allowed error of a float that is computed of levels which may be one step off, relative to the largest value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +35,14 @@ class Tolerance:
     relative: float | None = None
     absolute: float = 1e-7
 
-    def allowed(self, value: torch.Tensor, preserves: Preserves) -> float:
+    def allowed(self, value: torch.Tensor, preserves: Preserves, rounds: bool = False) -> float:
+        """`rounds` says that the value is made of floats that were rounded to 8 bits, each perhaps to the next level."""
+        if preserves is Preserves.STEPWISE and value.dtype in BYTES:
+            return STEP
         if preserves is Preserves.EXACTLY or value.dtype not in ROUNDING:
             return 0.0
         share = ROUNDING[value.dtype] if self.relative is None else self.relative
+        share = max(share, ROUNDED) if rounds else share
         finite = value.detach().abs().to(torch.float64)
         finite = finite[finite.isfinite()]
         largest = float(finite.max()) if finite.numel() else 0.0
@@ -52,13 +61,13 @@ class Gap:
         return self.what
 
 
-def gap(before: Any, after: Any, preserves: Preserves, tolerance: Tolerance) -> Gap | None:
+def gap(before: Any, after: Any, preserves: Preserves, tolerance: Tolerance, rounds: bool = False) -> Gap | None:
     """The difference between two values, or None if within the tolerance. Containers are compared item by item."""
     if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
-        return _tensor_gap(before, after, preserves, tolerance)
+        return _tensor_gap(before, after, preserves, tolerance, rounds)
     left, right = _parts(before), _parts(after)
     if left is not None and right is not None and left.keys() == right.keys():
-        found = (gap(part, right[name], preserves, tolerance) for name, part in left.items())
+        found = (gap(part, right[name], preserves, tolerance, rounds) for name, part in left.items())
         return next((item for item in found if item is not None), None)
     if type(before) is type(after) and (before is after or _are_equal(before, after)):
         return None
@@ -99,11 +108,13 @@ def distance(left: torch.Tensor, right: torch.Tensor) -> float:
     return float(apart.max()) or 1.0
 
 
-def _tensor_gap(before: torch.Tensor, after: torch.Tensor, preserves: Preserves, tolerance: Tolerance) -> Gap | None:
+def _tensor_gap(
+    before: torch.Tensor, after: torch.Tensor, preserves: Preserves, tolerance: Tolerance, rounds: bool
+) -> Gap | None:
     if before.shape != after.shape or before.dtype != after.dtype:
         return Gap(inf, 0.0, f"was {type_of_value(before)}, is {type_of_value(after)}")
     size = distance(before, after)
-    allowed = tolerance.allowed(before, preserves) if size else 0.0
+    allowed = tolerance.allowed(before, preserves, rounds) if size else 0.0
     if size <= allowed:
         return None
     return Gap(size, allowed, f"differs by {size:.6g} (allowed: {allowed:.3g})")

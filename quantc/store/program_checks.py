@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from quantc.capture.pt2.operator_checks import why_not_operator
 from quantc.ir.alias_analysis import Aliasing
 from quantc.ir.dialect import higher_order_name, target_name
-from quantc.ir.program import TRAINED, Program, attribute
+from quantc.ir.program import TRAINED, Program, Stage, attribute
 from quantc.ir.types import DTYPE_NAMES
 from quantc.observe.module import ObserverModule
 from quantc.text.digests import graph_constants
@@ -30,11 +30,17 @@ LEAF = "capture the model without keeping this module whole (leaf=), or keep it 
 STATE = "while it trains, save prepared.state_dict(); what qc.convert(prepared) gives can be saved whole"
 TRAINING = (TRAINED, "_norms", "_modes")
 """The submodules that hold what stands in a graph while it is trained quantized."""
+PLACED = (
+    "save the lowered module, qc.lower(program, target).save(path): it is the integer form, and which kernels run it"
+)
 FUNCTION = "capture with method='export', which sees through Python functions, or write it with torch ops"
 
 
 def faults(program: Program) -> Iterator[tuple[str, str, str]]:
     """Contents that a file cannot hold: what, where, and advice."""
+    if program.stage >= Stage.PLACED:
+        yield "it is on kernels", f"its stage is {program.stage.label}", PLACED
+        return
     for item in program.signature.inputs:
         if item.is_constant and (odd := _odd(item.constant)) is not None:
             yield f"input {item.name!r} is fixed to {odd}", f"input {item.name!r}", "capture with tensors and numbers"

@@ -68,6 +68,8 @@ class Lowering(_Data):
     """The kernel that runs each op, by name."""
     allow_float: bool
     compile: bool
+    pipeline: str = ""
+    """What brought the integer form onto kernels, where it was not the target's own."""
 
 
 class _Document(_Data):
@@ -112,9 +114,16 @@ def contents(program: Program, lowered: Lowering | None = None) -> tuple[dict[st
         records=tensors.records,
         lowered=lowered,
     )
-    data = document.model_dump(mode="json", exclude=None if lowered is not None else {"lowered"})
+    data = document.model_dump(mode="json", exclude=_left_out(lowered))
     text = json.dumps(data, separators=(",", ":")).encode("ascii")
     return {DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8), **tensors.stored}, tensors.digests
+
+
+def _left_out(lowered: Lowering | None) -> dict[str, Any]:
+    """Fields that a document does without, as those of earlier versions do."""
+    if lowered is None:
+        return {"lowered": True}
+    return {} if lowered.pipeline else {"lowered": {"pipeline"}}
 
 
 def load(path: str | os.PathLike[str]) -> Program:

@@ -76,7 +76,8 @@ class Target:
 
     name: str
     lower: Callable[..., Any] | str
-    """The function that lowers a program, or its place, `module:function`. Options are its keyword-only parameters."""
+    """The function that lowers a program, or its place, `module:function`. Options are its keyword-only parameters. One
+    that takes `pipeline` runs the passes itself; others are given what these make of the program."""
     suffix: str = ""
     """The ending of the files it writes, with the dot; empty if it writes programs alone."""
     recognizes: Callable[[Path], bool] | None = None

@@ -7,18 +7,35 @@ from quantc.targets.target import Target
 KERNEL_FORM = "lower-weights,lower-integer{boundaries=whole curves=float},eliminate-dead"
 """To what kernels take their ops from: the integer form, but quantize and dequantize ops stay whole, and activations
 that are no clamps float. Ops whose weight alone is quantized read it as it is stored."""
+ON_KERNELS = (
+    "fuse-epilogues,merge-siblings,fuse-attention,fuse-residual,assign-memory-format,eliminate-dead,overwrite-summands,"
+    "copy-returned-constants"
+)
+"""What becomes of a program once kernels are placed."""
+
+
+def placing_pipeline(target: str) -> str:
+    """From the form that kernels take their ops from to the kernels of a target."""
+    return f"place-kernels{{target={target}}},{ON_KERNELS}"
+
+
+def kernel_pipeline(target: str) -> str:
+    """From a converted program to the kernels of a target."""
+    return f"{KERNEL_FORM},{placing_pipeline(target)}"
+
+
 X86 = Target(
     "x86",
     "quantc.targets.engines.engine_lowering:lower_x86",
     in_process=True,
-    pipeline=KERNEL_FORM,
+    pipeline=kernel_pipeline("x86"),
     summary="A module on torch's kernels, or on ONNX Runtime or OpenVINO.",
 )
 QNNPACK = Target(
     "qnnpack",
     "quantc.targets.kernels.lowered:lower_qnnpack",
     in_process=True,
-    pipeline=KERNEL_FORM,
+    pipeline=kernel_pipeline("qnnpack"),
     summary="A module on torch's kernels.",
 )
 ONNX = Target(

@@ -18,11 +18,11 @@ from quantc.integer.grid import Grid, grid_of
 from quantc.integer.library import op_of
 from quantc.ir.dialect import traits_of
 from quantc.ir.op_row import Trait
+from quantc.ir.placements import StandIn
 from quantc.ir.program import Program
 from quantc.ir.types import tensor_type
 from quantc.qdq.ops import is_dequantize, is_quantize
 from quantc.targets.kernels.kernel import Kernel
-from quantc.targets.kernels.kernel_fusion import STANDS_FOR, stands_for
 from quantc.targets.kernels.lowered import Lowered
 
 BYTES = (torch.uint8, torch.int8)
@@ -53,15 +53,21 @@ class LoosePair:
 def loose_pairs(lowered: Lowered) -> tuple[LoosePair, ...]:
     """Tensors of the lowered module that become float between two quantized ops without need."""
     program = lowered.program
-    graphs = [module for module in lowered.module.modules() if isinstance(module, fx.GraphModule)]
-    return tuple(pair for module in graphs for pair in _Graph(program, module).pairs())
+    graphs = [
+        (path.replace(".", "/"), module)
+        for path, module in lowered.module.named_modules()
+        if isinstance(module, fx.GraphModule)
+    ]
+    return tuple(pair for path, module in graphs for pair in _Graph(lowered, program, path, module).pairs())
 
 
 @dataclass
 class _Graph:
     """One graph of a running module, its nodes looked at as what they stand for."""
 
+    lowered: Lowered
     program: Program
+    path: str
     module: fx.GraphModule
     origins: dict[str, fx.Node] = field(init=False)
     light: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
@@ -84,27 +90,30 @@ class _Graph:
             for root in sorted(self.light.get(source, ()), key=str):
                 kind = Kind.PAIR if self._is_dequantize(root) else Kind.ENDING
                 if kind is Kind.PAIR or self._is_rounded_once(root):
-                    yield LoosePair(kind, str(stands_for(root)), origin.name)
+                    yield LoosePair(kind, str(self._name(root)), origin.name)
             others = seen.setdefault(source, [])
             if grid is not None and any(grid.equals(other) for _, other in others):
-                yield LoosePair(Kind.TWICE, str(stands_for(source)), origin.name)
+                yield LoosePair(Kind.TWICE, str(self._name(source)), origin.name)
             if grid is not None:
                 others.append((node, grid))
 
     def _origin(self, node: fx.Node) -> fx.Node | None:
         """The node of the program whose op a node of the running module carries out."""
         is_kernel = node.op == "call_module" and isinstance(self.module.get_submodule(str(node.target)), Kernel)
-        if is_kernel or STANDS_FOR in node.meta:
-            name = stands_for(node)
+        name = self._name(node)
+        if is_kernel or name != node.name:
             return self.origins.get(name) if isinstance(name, str) else None
         return node if node.op == "call_function" else None
+
+    def _name(self, node: fx.Node) -> StandIn:
+        return self.lowered.stands_for(node, self.path)
 
     def _quantize(self, node: fx.Node) -> fx.Node | None:
         """The quantize op that a node carries out, and nothing else: a product that rounds its result is none."""
         origin = self._origin(node)
         if origin is None or not is_quantize(origin) or not node.all_input_nodes:
             return None
-        return origin if stands_for(node.all_input_nodes[0]) == stands_for(origin.all_input_nodes[0]) else None
+        return origin if self._name(node.all_input_nodes[0]) == origin.all_input_nodes[0].name else None
 
     def _roots(self, node: fx.Node) -> frozenset[fx.Node]:
         """The nodes that made floats of bytes, if nothing but moving has come after; else none."""

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from quantc.errors import QuantcError
 from quantc.ir.dialect import BY_TARGET, arguments
+from quantc.ir.placements import PlacedModule
 from quantc.ir.program import Program, attribute
 from quantc.ir.signature import Input
 from quantc.ir.types import TensorType, type_of
@@ -79,9 +80,11 @@ def at(path: str) -> str:
 
 
 def module_facts(module: nn.Module) -> tuple[str | None, str | None]:
-    """Class and state digest of an opaque module."""
+    """Class and state digest of an opaque module; of a kernel, what it is and how it runs."""
     if isinstance(module, OpaqueModule):
         return module.kind, module.state
+    if isinstance(module, PlacedModule):
+        return module.description, None
     return f"{type(module).__module__}.{type(module).__qualname__}", state_digest(module)
 
 

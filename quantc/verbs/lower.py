@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from quantc.errors import ConfigError, UnknownNameError, suggest
 from quantc.ir.finite_inputs import check_has_numbers
 from quantc.ir.program import Program
+from quantc.pipeline.pipeline import Hook, Pipeline
 from quantc.targets.target import TARGETS, check_invariants, suffixes
 
 if TYPE_CHECKING:
@@ -78,18 +79,44 @@ def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
     `engine=`, x86 runs on ONNX Runtime or OpenVINO: see `quantc.targets.engines.engine_lowering`. `"onnx"` gives an
     ONNX model, with `.save(path)`: see `quantc.targets.onnx.onnx_module.lower`. `"executorch"` gives a `.pte`: see
     `quantc.targets.executorch.executorch_lowering.lower`.
+
+    Every target takes `pipeline=`, to run instead of `qc.pipelines.lower(target)`, and `hooks=`, which watch it.
     """
     function = _function(target)
-    _check_options(function, target, options)
+    _check_options(function, target, [name for name in options if name not in PASSES_OPTIONS])
     if isinstance(program, Program):
         check_has_numbers(program.name, program.root, ())
     declared = [TARGETS[target]] if target in TARGETS else []
     if isinstance(program, Program):
         check_invariants(program, *declared)
+    if not _runs_passes(function):
+        steps, hooks = options.pop("pipeline", None), options.pop("hooks", ())
+        program = _on_its_way(program, target, steps, hooks)
     made = function(program, **options)
     for each in declared:
         each.check_artifact(made)
     return made
+
+
+PASSES_OPTIONS = ("pipeline", "hooks")
+"""Options of every target."""
+
+
+def _runs_passes(function: Callable[..., Any]) -> bool:
+    """True if a lowering function runs the pipeline itself: it takes one."""
+    kinds = {name: row.kind for name, row in signature(function).parameters.items()}
+    return "pipeline" in kinds or Parameter.VAR_KEYWORD in kinds.values()
+
+
+def _on_its_way(
+    program: Program | Lowered, target: str, pipeline: Pipeline | str | None, hooks: Sequence[Hook]
+) -> Program | Lowered:
+    """What the passes of a target make of a program, which is not modified."""
+    text = TARGETS[target].pipeline if pipeline is None else pipeline
+    steps = text if isinstance(text, Pipeline) else Pipeline.parse(text)
+    if not steps.passes or not isinstance(program, Program):
+        return program
+    return steps.left_for(program).run_on_copy(program, hooks)
 
 
 def _function(target: str) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 
 from quantc.errors import VerifyError
+from quantc.ir.dialect import may_alias
 from quantc.ir.program import Program, Stage, attribute
 from quantc.ir.subgraphs import why_not_nested
 from quantc.ir.types import TupleType, type_of
@@ -118,6 +119,34 @@ class _Verifier:
         for node, target in program.counters.rows.items():
             if node in self.members and attribute(program.owner(node.graph), target) is None:
                 yield f"counters names {target!r} for {node.name!r}, but there is no such buffer"
+        yield from self._placements()
+
+    def _placements(self) -> Iterator[str]:
+        """What the tables of kernels claim, and is not so."""
+        placements = self.program.placements
+        for name, table in (("runs", placements.runs), ("stand_ins", placements.stand_ins)):
+            yield from (
+                f"{name} has a row for {node.name!r}, which is not in the program"
+                for node in table
+                if node not in self.members
+            )
+        for node, keys in placements.runs.rows.items():
+            for key in keys:
+                if key not in placements.ops:
+                    yield f"{node.name!r} runs {key!r}, of which there is no row"
+        if placements.owns_results:
+            yield from self._borrowed_results()
+
+    def _borrowed_results(self) -> Iterator[str]:
+        """Results that are constants or views of some, where all are said to be memory of their own."""
+        constants: set[fx.Node] = set()
+        for node in self.program.graph.nodes:
+            is_view = node.op == "call_function" and may_alias(node.target)
+            if node.op == "get_attr" or (is_view and not constants.isdisjoint(node.all_input_nodes)):
+                constants.add(node)
+            for result in node.all_input_nodes if node.op == "output" else ():
+                if result in constants:
+                    yield f"the result {result.name!r} is a constant or a view of one, and is said to be memory of its own"
 
 
 def _report(path: str, lines: GraphLines, node: fx.Node | None, what: str) -> str:

@@ -11,65 +11,20 @@ names and types, and the numbers are compared.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
-from quantc.hooks import Guard, Truth, Verify
-from quantc.ir.program import Program
+from quantc.hooks import Truth
 from quantc.pipeline.pipeline import Pipeline, Preserves
 from quantc.text.parser import parse
-from tests.support.paths import TESTS
-from tests.support.small_backend import SMALL
-from tests.support.text_programs import program_of, see
+from tests.support.golden_texts import DIGEST, FILES, RULE, Golden
 
-BACKEND = SMALL.name
-"""Cases name it in their pipelines: importing it registers it."""
-FOLDER = TESTS / "golden"
-FILES = sorted(FOLDER.glob("*/*.txt"))
-RULE = "=====\n"
-DIGEST = re.compile(r" #[0-9a-f]{8}\b")
-LONG = re.compile(r"\b\d+\.\d{7,}\b")
-"""A computed scale: the last digits depend on how a machine adds up."""
-RUN = re.compile(r"^# run: (.+)$", re.MULTILINE)
-THEN = re.compile(r"^# (?:calibrated|trained), then: (.+)$", re.MULTILINE)
 MIN_CASES = 3
 """For each pass."""
 IDS = [f"{file.parent.name}/{file.stem}" for file in FILES]
-
-
-@dataclass(frozen=True)
-class Golden:
-    """One file: the pipeline, the text before, and the text after."""
-
-    pipeline: Pipeline
-    before: str
-    after: str
-    then: Pipeline = field(default_factory=Pipeline)
-
-    @staticmethod
-    def read(file: Path) -> Golden:
-        before, _, after = file.read_text(encoding="utf-8").partition(RULE)
-        found, then = RUN.search(before), THEN.search(before)
-        pipeline = Pipeline.parse(found[1] if found else file.parent.name)
-        return Golden(pipeline, before, after, Pipeline.parse(then[1]) if then else Pipeline())
-
-    def run(self) -> tuple[str, Program, Guard]:
-        """What the pipeline makes of it, as it would stand in the file."""
-        program, guard = program_of(self.before), Guard()
-        self.pipeline.run(program, [Truth(), Verify(), guard])
-        plan = "" if self.then else str(program.plan)
-        if self.then:
-            see(program)
-            self.then.run(program, [Truth(), Verify(), guard])
-        notes = [f"# {note}\n" for entry in program.log for note in entry.notes]
-        notes += [f"# {line}\n" for line in plan.splitlines()]
-        text = DIGEST.sub("", program.dump("text", plan=False))
-        return LONG.sub(lambda found: f"{float(found[0]):.4g}", text) + "".join(notes), program, guard
 
 
 @pytest.mark.parametrize("file", FILES, ids=IDS)

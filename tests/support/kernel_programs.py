@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
+from quantc.ir.program import Program
 from quantc.targets.kernels.kernel import Kernel
+from quantc.targets.kernels.kernel_nodes import kernels_of
 from tests.support.by_hand import Builder
 
 
@@ -68,3 +70,17 @@ def on_kernel(build: Builder, name: str, kernel: Kernel, source: fx.Node) -> fx.
     kernel.forget_packed()
     node.meta["val"] = source.meta["val"]
     return node
+
+
+ROW = torch.tensor([[1.0, -2.0, 3.0]])
+WEIGHT = torch.tensor([2.0, 2.0, -1.0])
+
+
+def kernels(program: Program) -> list[Any]:
+    """The kernels of the top graph, in order."""
+    return [kernel for _, kernel in kernels_of(program, program.graph)]
+
+
+def calls(program: Program) -> list[str]:
+    """The ops that run on no kernel."""
+    return [node.name for node in program.nodes() if node.op == "call_function"]

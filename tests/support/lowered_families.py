@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.placement import Choosing
+from quantc.targets.kernels.running_form import Choosing
 
 
 class Residual(nn.Module):

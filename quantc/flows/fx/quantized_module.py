@@ -12,17 +12,18 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from quantc import pipelines
 from quantc.errors import InputError, ModeError
 from quantc.flows.fx.custom_config import CustomConfigError
 from quantc.flows.fx.kept_whole import watch_like
 from quantc.flows.fx.observed_module import by_position
 from quantc.flows.fx.state import Grid, numbers_of, put_numbers
 from quantc.ir.program import Program
+from quantc.pipeline.pipeline import Pipeline
 from quantc.spec.formats import DType
 from quantc.targets.kernels.lowered import Lowered
 from quantc.targets.kernels.one_op import portable_module
-from quantc.targets.kernels.placement import Choosing
+from quantc.targets.kernels.running_form import Choosing
+from quantc.targets.target_table import KERNEL_FORM
 
 QUANTIZED = {DType.UINT8: torch.quint8, DType.INT8: torch.qint8}
 
@@ -48,7 +49,7 @@ class QuantizedGraphModule(Lowered):
     @classmethod
     def of(cls, program: Program, target: str, inputs: Iterable[int], outputs: Iterable[int]) -> QuantizedGraphModule:
         """Lower a converted program."""
-        made = cls(pipelines.lower().run_on_copy(program), target)
+        made = cls(Pipeline.parse(KERNEL_FORM).run_on_copy(program), target)
         if made.placed and not any(row.kernel for row in made.placed):
             warnings.warn(
                 f"{target} has kernels for none of the quantized ops of {program.name}: print(quantized) says why",
@@ -168,7 +169,7 @@ class QuantizedGraphModule(Lowered):
         self.__dict__.update({name: value for name, value in vars(other).items() if name not in OWN})
 
     def _as_chosen(self) -> Choosing:
-        return Choosing(allow_float=self.choosing.allow_float, saved=self.choices)
+        return Choosing(allow_float=self.choosing.allow_float, saved=self.choices, pipeline=self.choosing.pipeline)
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise ModeError(

@@ -10,17 +10,19 @@ from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from quantc import pipelines
 from quantc.capture.assemble import place
 from quantc.errors import QuantcError
 from quantc.flows.tracing.traced_tensor import Grid
+from quantc.ir.placements import Placed
 from quantc.ir.plan import Plan
 from quantc.ir.program import Program, attribute
 from quantc.ir.signature import Input, Signature
 from quantc.ir.types import TensorType, type_of
+from quantc.pipeline.pipeline import Pipeline
 from quantc.qdq.ops import is_dequantize, is_quantize
 from quantc.targets.kernels.kernel import Kernel, KernelForm
-from quantc.targets.kernels.placement import Choosing, Placed, on_kernels
+from quantc.targets.kernels.running_form import Choosing, run_on_kernels
+from quantc.targets.target_table import KERNEL_FORM
 
 
 def grid_of(node: fx.Node) -> Grid | None:
@@ -127,7 +129,7 @@ class Compute:
             graph_module = fx.GraphModule(program.root, program.graph)
         else:
             program.root.requires_grad_(False)
-            running = on_kernels(pipelines.lower().run(program), target, Choosing())
+            running = run_on_kernels(Pipeline.parse(KERNEL_FORM).run(program), target, Choosing())
             graph_module, self.placed = running.module, running.placed
         graph_module.training = program.training  # not those inside: the program that is trained has them too
         self.body = graph_module

@@ -21,7 +21,7 @@ from quantc.ir.dialect import is_opaque
 from quantc.ir.program import attribute
 from quantc.ir.types import tensor_type
 from quantc.targets.kernels.kernel import Kernel, KernelForm
-from quantc.targets.kernels.kernel_fusion import is_image
+from quantc.targets.kernels.kernel_nodes import is_image
 
 ATEN: Any = torch.ops.aten
 NN: Any = getattr(torch._C, "_nn")  # noqa: B009 - it has no stubs

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from quantc.errors import MissingDependencyError, QuantcError
+from quantc.ir.placements import StandIn
 from quantc.ir.program import Program, attribute
 from quantc.ir.size_expressions import evaluate
 from quantc.ir.types import TensorType, tensor_type
@@ -26,7 +27,6 @@ from quantc.qdq.ops import is_dequantize, is_quantize
 from quantc.targets.kernels.codegen import straight_line
 from quantc.targets.kernels.int8_elementwise import Dequantize, QuantizeKernel
 from quantc.targets.kernels.kernel import Kernel
-from quantc.targets.kernels.kernel_fusion import stands_for
 
 _LIBRARY = torch.library.Library("quantc", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("run_island(Tensor[] inputs, str key) -> Tensor[]")  # type: ignore[no-untyped-call]
@@ -110,9 +110,9 @@ class _Runs(Protocol):
 class CompiledIslands:
     """A lowered module whose ops between kernels are compiled at the first call."""
 
-    def __init__(self, program: Program, module: fx.GraphModule) -> None:
+    def __init__(self, program: Program, module: fx.GraphModule, stand_ins: Mapping[str, StandIn]) -> None:
         check_compiler()
-        self.program, self.module = program, module
+        self.program, self.module, self.stand_ins = program, module, stand_ins
         self.islands: list[Island] = []
         self._ready: _Runs | None = None
         self._compiling = threading.Lock()
@@ -128,7 +128,7 @@ class CompiledIslands:
     def _compile(self, leaves: Sequence[Any]) -> _Runs:
         seen = _Seen(self.module)
         seen.run(*leaves, enable_io_processing=False)
-        drawing = _Drawing(self.program, self.module, seen.orders)
+        drawing = _Drawing(self.program, self.module, seen.orders, self.stand_ins)
         graph = drawing.drawn()
         self.islands = drawing.islands
         is_dynamic = any(not item.type.is_static for item in self.program.signature.inputs if item.type is not None)
@@ -155,8 +155,14 @@ class _Seen(fx.Interpreter):
 class _Drawing:
     """The graph of a module with its kernels in islands."""
 
-    def __init__(self, program: Program, module: fx.GraphModule, orders: Mapping[fx.Node, torch.memory_format]) -> None:
-        self.module, self.orders = module, orders
+    def __init__(
+        self,
+        program: Program,
+        module: fx.GraphModule,
+        orders: Mapping[fx.Node, torch.memory_format],
+        stand_ins: Mapping[str, StandIn],
+    ) -> None:
+        self.module, self.orders, self.stand_ins = module, orders, stand_ins
         self.written_in: dict[str, fx.Node] = {node.name: node for node in program.graph.nodes}
         """The nodes of the program, as it is written."""
         self.graph = fx.Graph()
@@ -199,7 +205,7 @@ class _Drawing:
         """The program's node for a quantize or dequantize kernel: the compiler fuses it with its neighbours."""
         if not isinstance(self._kernel(node), QuantizeKernel | Dequantize):
             return None  # other kernels may replace a quantize op together with ops before it
-        found = self.written_in.get(str(stands_for(node)))
+        found = self.written_in.get(str(self.stand_ins.get(node.name, node.name)))
         is_grid = found is not None and (is_quantize(found) or is_dequantize(found))
         return found if is_grid and found is not None and len(found.all_input_nodes) == 1 else None
 
@@ -214,7 +220,11 @@ class _Drawing:
         for node in group:
             copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output([copies[node] for node in results])
-        written = [node.args[1] for node in group if getattr(self._kernel(node), "keep", True) is False]
+        written = [
+            node.args[kernel.written_over]
+            for node in group
+            if (kernel := self._kernel(node)) is not None and kernel.written_over is not None
+        ]
         island = Island(
             fx.GraphModule(self.module, graph),
             [self._kind(source) for source in inputs],
@@ -264,6 +274,6 @@ def _groups(graph: fx.Graph, is_closed: Any) -> Iterator[tuple[bool, list[fx.Nod
         yield True, group
 
 
-def compile_islands(program: Program, module: fx.GraphModule) -> CompiledIslands:
+def compile_islands(program: Program, module: fx.GraphModule, stand_ins: Mapping[str, StandIn]) -> CompiledIslands:
     """Lowered module to be compiled at its first call. MissingDependencyError without a C++ compiler."""
-    return CompiledIslands(program, module)
+    return CompiledIslands(program, module, stand_ins)

@@ -15,12 +15,11 @@ from torch import Tensor, fx
 
 from quantc.integer.library import op_of
 from quantc.ir.dialect import op_name
-from quantc.ir.program import Program, attribute
+from quantc.ir.program import attribute
 from quantc.targets.kernels.conv_window import FORMATS, shape_to_pack_for
 from quantc.targets.kernels.float_epilogue import Ending
 from quantc.targets.kernels.int8_conv_base import ByteConv, check_bytes, symmetric
 from quantc.targets.kernels.kernel import Kernel, KernelForm
-from quantc.targets.kernels.kernel_fusion import kernels_of
 from quantc.targets.kernels.kernel_table import Call, NoKernelError, Placement, kernel, larger_kernel
 
 CONV: Any = torch.ops.onednn.qconv_pointwise.default
@@ -107,7 +106,11 @@ class ConvSum(Conv):
         super().__init__(call, ending)
         self.summand = (scale, zero_point)
         self.keep = True
-        """Whether the summand must not be written over; see `settle_summands`."""
+        """Whether the summand must not be written over: `overwrite-summands` finds out."""
+
+    @property
+    def written_over(self) -> int | None:
+        return None if self.keep else 1
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         x, other = inputs
@@ -205,24 +208,3 @@ def conv_curve(call: Call) -> Placement:
         raise NoKernelError("others read what is between the convolution and its rounding")
     ending = Ending(found.ending.multiplier, zero_point, low, high, dtype, scale)  # type: ignore[arg-type]
     return Placement(found.rounded_after(curve, ending), tuple(source.all_input_nodes))
-
-
-def settle_summands(program: Program) -> None:
-    """Let residual adds write over their summand where that is not observable.
-
-    Run after all kernels are placed, since a sum reads its convolution's inputs at its own position. The summand must
-    be memory of its own, made by a kernel; all its other uses must come before and be kernels, which keep no view of
-    it; and it must not be the convolution's input.
-    """
-    for _, graph in program.graphs():
-        order = {node: position for position, node in enumerate(graph.nodes)}
-        makers = dict(kernels_of(program, graph))
-        for node, maker in makers.items():
-            if isinstance(maker, ConvSum):
-                source, other = node.args
-                readers: list[fx.Node] = list(other.users) if isinstance(other, fx.Node) else []
-                maker.keep = (
-                    other is source
-                    or other not in makers
-                    or not all(reader in makers and order[reader] <= order[node] for reader in readers)
-                )

@@ -45,7 +45,7 @@ class ByteConv(Kernel):
         self.register_buffer("bias", None if bias is None else self._by_output(bias))
         self.ending = ending
         self.x_zero_point: int = call["x_zero_point"]
-        self.highest = highest_level(call.node.args[0])
+        self.highest = highest_level(call.program, call.node.args[0])
         self.post_op, self.bounds = "none", list[float]()
 
     def _window(self, call: Call) -> Window:

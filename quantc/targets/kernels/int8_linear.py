@@ -382,7 +382,7 @@ def parts_of(call: Call) -> tuple[Weight, Reading, Ending, tuple[Any, ...]]:
         raise NoKernelError("the kernels yield uint8 or float32")
     ending = Ending.of(call)
     weight = Weight(levels, ending.by_channel(levels.shape[0]), ending.bias(call["bias"]))
-    reading = Reading(call["x_zero_point"], highest_level(x))
+    reading = Reading(call["x_zero_point"], highest_level(call.program, x))
     rounded = quantizer_before(call.program, x)
     if rounded is None:
         return weight, reading, ending, call.inputs

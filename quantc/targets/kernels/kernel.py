@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quantc.errors import InputError
+from quantc.ir.placements import PlacedModule
 from quantc.targets.kernels.packing import hush
 
 
@@ -42,7 +43,7 @@ class KernelForm(Enum):
     """Of torch's quantized dtype, with scale 1 and the zero point of the grid."""
 
 
-class Kernel(nn.Module, ABC):
+class Kernel(PlacedModule, ABC):
     """One op on a CPU kernel.
 
     `pack` makes the kernel's packed weights from the module's plain buffers; `run` calls the kernel. Packed weights are
@@ -208,6 +209,14 @@ class Kernel(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return self.name
+
+    @property
+    def description(self) -> str:
+        """What it is, what it has taken in, and the memory that it writes to where that is not the usual one."""
+        joined = f" for {len(self.made_of)} layers" if self.made_of else ""
+        order = "" if self.in_order else "; in any order"
+        over = "" if self.written_over is None else f"; over operand {self.written_over}"
+        return f"{self.extra_repr()}{joined}{order}{over}"
 
 
 UNSAVED = ("_packed", "_packing", "_dropped")

@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 
 from quantc.qdq.ops import is_quantize
 from quantc.targets.kernels.kernel import Kernel
-from quantc.targets.kernels.kernel_fusion import stands_for
 
 if TYPE_CHECKING:
     from quantc.targets.kernels.lowered import Lowered
@@ -89,10 +88,11 @@ def _kernel_nodes(module: fx.GraphModule) -> list[fx.Node]:
 
 def _gap(node: fx.Node, lowered: Lowered, values: _Values) -> KernelGap:
     kernel: Any = lowered.module.get_submodule(str(node.target))
-    read = [stands_for(item) for item in node.args if isinstance(item, fx.Node)]
+    read = [str(lowered.stands_for(item)) for item in node.args if isinstance(item, fx.Node)]
     # a kernel may overwrite its inputs
     inputs = [_copied(values.by_name[name]) for name in read]
-    names = stands_for(node) if isinstance(stands_for(node), tuple) else (stands_for(node),)
+    found = lowered.stands_for(node)
+    names = found if isinstance(found, tuple) else (found,)
     levels: Tensor | None = kernel.levels_read(*inputs)
     pairs: list[tuple[Tensor, Tensor]] = []
     known = dict(zip(read, inputs, strict=True))

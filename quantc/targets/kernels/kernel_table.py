@@ -82,15 +82,13 @@ class Placement:
     inputs: tuple[fx.Node, ...]
 
 
-HIGHEST = "highest_level"
-
-
-def highest_level(value: Any) -> int:
+def highest_level(program: Program, value: Any) -> int:
     """Highest level an 8-bit tensor can have: the clamp of the op that made it; value-preserving ops are looked through.
 
-    Nodes that replaced an op carry its bound in `meta`.
+    Nodes that replaced an op have its bound in the program's placements.
     """
-    while isinstance(value, fx.Node) and HIGHEST not in value.meta:
+    known = program.placements.highest
+    while isinstance(value, fx.Node) and value not in known:
         target: Any = value.target
         if op_of(target) is not None or is_quantize(value):
             names = [argument.name for argument in target._schema.arguments]
@@ -98,7 +96,7 @@ def highest_level(value: Any) -> int:
             found = value.args[at] if at is not None and at < len(value.args) else None
             return found if isinstance(found, int) and found > 0 else MAX_LEVEL
         value = value.args[0] if value.op == "call_function" and value.args else None
-    return int(value.meta[HIGHEST]) if isinstance(value, fx.Node) else MAX_LEVEL
+    return known[value] if isinstance(value, fx.Node) else MAX_LEVEL
 
 
 MAX_LEVEL = 255
@@ -180,3 +178,23 @@ def kernels_for(target: str) -> dict[str, list[Maker]]:
     for makers in KERNELS[target].values():
         makers.sort(key=_place)
     return KERNELS[target]
+
+
+def candidates(makers: list[Maker], call: Call, allow_float: bool) -> tuple[list[Placement], str]:
+    """Kernels that support a call, and the reasons of those that do not."""
+    if not call.inputs and isinstance(call["x"], Tensor):
+        return [], "its activation is a constant"
+    if call["rounding"] not in (None, "half-even") or call["saturate"] is False:
+        return [], "kernels round half to even and saturate"
+    found: list[Placement] = []
+    reasons: list[str] = []
+    for maker in makers:
+        try:
+            made = maker(call)
+        except NoKernelError as refusal:
+            reasons.append(str(refusal))
+            continue
+        placement = made if isinstance(made, Placement) else Placement(made, call.inputs)
+        if allow_float or not placement.kernel.computes_in_float:
+            found.append(placement)
+    return found, "; ".join(dict.fromkeys(reasons)) or ("" if found else "there is no kernel for it")

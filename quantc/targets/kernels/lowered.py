@@ -17,9 +17,10 @@ from torch.utils import _pytree as pytree
 
 from quantc.errors import InputError, LoadError, ModeError, QuantcError, UnknownNameError
 from quantc.ir.finite_inputs import Watch
-from quantc.ir.program import Program, Stage, check_has_plan, check_program
+from quantc.ir.placements import Placed, StandIn
+from quantc.ir.program import LogEntry, Program, Stage, check_has_plan, check_program
 from quantc.ir.signature import as_tensors
-from quantc.pipeline.pipeline import Pipeline
+from quantc.pipeline.pipeline import Hook, Pipeline
 from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.store.programs import Lowering, read, save
 from quantc.support.progress import Style
@@ -30,9 +31,9 @@ from quantc.targets.kernels.input_checks import check_device, check_gradients
 from quantc.targets.kernels.kernel_table import kernels_for
 from quantc.targets.kernels.memory import Memory, memory_of
 from quantc.targets.kernels.one_op import RUN_LOWERED, portable_module, register_module
-from quantc.targets.kernels.placement import Choosing, Placed, on_kernels
 from quantc.targets.kernels.program_race import fastest, race
 from quantc.targets.kernels.replay import Replayed
+from quantc.targets.kernels.running_form import PLACING, Choosing, run_on_kernels, split
 from quantc.targets.kernels.weight_ownership import Holdings
 from quantc.targets.target_table import KERNEL_FORM
 
@@ -63,12 +64,12 @@ class Lowered(nn.Module):
         program.root.requires_grad_(False)
         self.target = target
         self.choosing = Choosing() if choosing is None else choosing
-        self._running = on_kernels(program, target, self.choosing)
+        self._running = run_on_kernels(program, target, self.choosing)
         self.is_compiled = compile
         self.gain: float | None = None
         """How many times as fast it is compiled, once that is known. Where it is slower, it does not run so."""
         self._run: Callable[..., Sequence[Any]] = (
-            compile_islands(program, self.module) if compile else self.module.forward
+            compile_islands(program, self.module, self._running.stand_ins) if compile else self.module.forward
         )
         self._line: Callable[..., Sequence[Any]] | None = None
         """The same as one function, once kernels are packed."""
@@ -101,6 +102,16 @@ class Lowered(nn.Module):
     def choices(self) -> dict[str, str]:
         """Selected kernel of each op, by name."""
         return self._running.choices
+
+    @property
+    def log(self) -> tuple[LogEntry, ...]:
+        """The passes that brought the portable form onto kernels."""
+        return self._running.log
+
+    def stands_for(self, node: fx.Node, graph: str = "") -> StandIn:
+        """Node of the portable form, by name, whose value a node of `module` computes; several for merged kernels."""
+        name = f"{graph}/{node.name}" if graph else node.name
+        return self._running.stand_ins.get(name, node.name)
 
     @property
     def program(self) -> Program:
@@ -282,6 +293,7 @@ class Lowered(nn.Module):
             choices=self.choices,
             allow_float=self.choosing.allow_float,
             compile=self.is_compiled,
+            pipeline="" if self.choosing.pipeline is None else str(self.choosing.pipeline),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -348,7 +360,8 @@ def _digest(program: Program) -> Tensor:
 
 def lower_again(program: Program, lowering: Lowering) -> Lowered:
     """Lower a program again as recorded; it is not copied."""
-    choosing = Choosing(allow_float=lowering.allow_float, saved=lowering.choices)
+    pipeline = Pipeline.parse(lowering.pipeline) if lowering.pipeline else None
+    choosing = Choosing(allow_float=lowering.allow_float, saved=lowering.choices, pipeline=pipeline)
     return Lowered(program, lowering.target, choosing, lowering.compile)
 
 
@@ -380,6 +393,8 @@ def lower(
     allow_float: bool = False,
     compile: bool = False,  # noqa: A002 - the name users expect
     progress: Style = "auto",
+    pipeline: Pipeline | str | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> Lowered:
     """Lower a quantized program to the kernels of a target: "x86" or "qnnpack".
 
@@ -393,6 +408,9 @@ def lower(
 
     `compile=True` lets torch.compile fuse the float ops between kernels, which needs a C++ compiler. It takes seconds
     to minutes at the first call, after which both forms are timed: the faster one stays, and the headline names it.
+
+    `pipeline` is what to run instead of `qc.pipelines.lower(target)`, and `hooks` watch it. Its part up to the integer
+    form is left out for a program in that form.
     """
     if isinstance(program, Lowered):
         program = program.program
@@ -405,8 +423,16 @@ def lower(
             advice="call qc.convert(prepared) first, or qc.quantize",
         )
     check_has_plan(program, "lower")
-    own = program.clone() if program.stage >= Stage.LOWERED else Pipeline.parse(KERNEL_FORM).run_on_copy(program)
-    made = Lowered(own, target, Choosing(tune, allow_float, progress), compile)
+    if program.stage > Stage.LOWERED:
+        raise QuantcError(
+            f"{program.name} is on kernels already",
+            where=f"its stage is {program.stage.label}",
+            advice="give what qc.convert(prepared) gave, and the passes as pipeline=",
+        )
+    portable, placing = _parts(pipeline, target)
+    own = portable.left_for(program).run_on_copy(program, hooks)
+    choosing = Choosing(tune, allow_float, progress, pipeline=placing, hooks=tuple(hooks))
+    made = Lowered(own, target, choosing, compile)
     if made.placed and not any(row.kernel for row in made.placed):
         warnings.warn(
             f"{target} has a kernel for none of the {len(made.placed)} quantized ops of {own.name}, so that they run as "
@@ -414,6 +440,24 @@ def lower(
             stacklevel=4,
         )
     return made
+
+
+def _parts(given: Pipeline | str | None, target: str) -> tuple[Pipeline, Pipeline | None]:
+    """What leads to the portable form, and what brings that onto kernels; None for the target's own. QuantcError if it
+    places kernels of another target.
+    """
+    if given is None:
+        return Pipeline.parse(KERNEL_FORM), None
+    pipeline = given if isinstance(given, Pipeline) else Pipeline.parse(given)
+    for step in pipeline:
+        other = getattr(step, "target", target) if step.name == PLACING else target
+        if other != target:
+            raise QuantcError(
+                f"the pipeline places kernels of {other}",
+                where=f"pipeline=... of qc.lower(..., {target!r})",
+                advice=f"start from qc.pipelines.lower({target!r})",
+            )
+    return split(pipeline)
 
 
 def lower_qnnpack(program: Program | Lowered, **options: Any) -> Lowered:

@@ -6,22 +6,16 @@ It adds in place if this is the summand's last use; otherwise the result is new 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from quantc.ir.dialect import is_op
-from quantc.ir.program import Program
-from quantc.ir.types import tensor_type
 from quantc.targets.kernels.int8_linear import FEW_ROWS, OnOnednn
-from quantc.targets.kernels.kernel import Kernel, KernelForm
-from quantc.targets.kernels.kernel_fusion import STANDS_FOR, kernels_of, stands_for
+from quantc.targets.kernels.kernel import KernelForm
 
 BINARY: Any = torch.ops.onednn.qlinear_pointwise.binary
-HAVE_OWN_MEMORY = ("add", "layer_norm")
-"""Ops whose result is no view of what they read, and that keep none."""
 
 
 class LinearSum(OnOnednn):
@@ -29,7 +23,7 @@ class LinearSum(OnOnednn):
 
     name: ClassVar[str] = "onednn qlinear + sum"
     keep = True
-    """Whether the summand must not be written over; see `settle_float_summands`."""
+    """Whether the summand must not be written over: `overwrite-summands` finds out."""
 
     @staticmethod
     def of(layer: OnOnednn) -> LinearSum:
@@ -40,6 +34,10 @@ class LinearSum(OnOnednn):
     @property
     def joins(self) -> None:
         return None
+
+    @property
+    def written_over(self) -> int | None:
+        return None if self.keep else 1
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         x, other = inputs
@@ -65,70 +63,3 @@ class LinearSum(OnOnednn):
             return summed(levels_of(x), other)
 
         return step
-
-
-def absorb_sums(program: Program) -> list[fx.Node]:
-    """Fuse residual adds into onednn linear layers with float results that have no other user; the fused nodes."""
-    found: list[fx.Node] = []
-    for _, graph in program.graphs():
-        layers = {
-            node: layer for node, kernel in kernels_of(program, graph) if (layer := _that_adds(kernel)) is not None
-        }
-        for node in [node for node in graph.nodes if is_op(node, "add")]:
-            own = next((item for item in node.all_input_nodes if item in layers), None)
-            if own is not None and _is_plain_sum(node, own):
-                _absorb(program, graph, node, own, layers[own])
-                found.append(own)
-    return found
-
-
-def _that_adds(kernel: Kernel) -> OnOnednn | None:
-    """A kernel, if it is a linear layer that can add as it writes."""
-    if not isinstance(kernel, OnOnednn) or isinstance(kernel, LinearSum) or not kernel.makes_memory:
-        return None
-    return kernel if kernel.activation is None and not kernel.relu else None
-
-
-def _is_plain_sum(node: fx.Node, own: fx.Node) -> bool:
-    """True if a node adds two tensors of one type, the first of which has no other user."""
-    kinds = {tensor_type(item) for item in (*node.args, node) if isinstance(item, fx.Node)}
-    others = [item for item in node.args if isinstance(item, fx.Node) and item is not own]
-    is_whole = len(others) == 1 and len(node.args) == 2 and not node.kwargs
-    return is_whole and len(kinds) == 1 and None not in kinds and len(own.users) == 1
-
-
-def _absorb(program: Program, graph: fx.Graph, node: fx.Node, own: fx.Node, layer: OnOnednn) -> None:
-    other = next(item for item in node.args if item is not own)
-    name = f"{own.target}_and_sum"
-    program.owner(graph).add_module(name, LinearSum.of(layer))
-    made = program.emit(name, (own.args[0], other), before=node, like=node)
-    made.meta[STANDS_FOR] = stands_for(node)
-    program.replace(node, made)
-    path, _, last = str(own.target).rpartition(".")
-    del program.owner(graph).get_submodule(path)._modules[last]
-    graph.erase_node(own)
-    program.touch()
-
-
-def settle_float_summands(program: Program) -> None:
-    """Let adds write over their summand where that is not observable: it is memory of its own, all its other uses come
-    before, and none of them keeps a view of it.
-    """
-    for _, graph in program.graphs():
-        order = {node: position for position, node in enumerate(graph.nodes)}
-        makers = dict(kernels_of(program, graph))
-        for node, maker in makers.items():
-            if isinstance(maker, LinearSum):
-                maker.keep = not _is_free(node, order, makers)
-
-
-def _is_free(node: fx.Node, order: Mapping[fx.Node, int], makers: Mapping[fx.Node, Kernel]) -> bool:
-    source, other = node.args
-    if not isinstance(other, fx.Node) or other is source:
-        return False
-    own = makers.get(other)
-    has_memory = own.makes_memory if own is not None else is_op(other, *HAVE_OWN_MEMORY)
-    readers = [reader for reader in other.users if reader is not node]
-    return has_memory and all(
-        order[reader] < order[node] and (reader in makers or is_op(reader, *HAVE_OWN_MEMORY)) for reader in readers
-    )

@@ -144,6 +144,17 @@ def _times(data: Any) -> dict[str, float]:
     return times
 
 
+def check_inputs(inputs: Sequence[Any] | None) -> Sequence[Any]:
+    """InputError if kernels cannot be timed on these inputs."""
+    if inputs is None or any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in inputs):
+        raise InputError(
+            "there is nothing to time kernels on: the program has no example inputs",
+            where="qc.lower(..., tune=True)",
+            advice="give the inputs themselves, tune=(x,), as the model is called with",
+        )
+    return inputs
+
+
 def tune(
     module: fx.GraphModule,
     choices: dict[fx.Node, Choice],
@@ -155,18 +166,13 @@ def tune(
 
     Returns the updated choices. Kernels in branches are not timed: how often they run is unknown.
     """
-    if inputs is None or any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in inputs):
-        raise InputError(
-            "there is nothing to time kernels on: the program has no example inputs",
-            where="qc.lower(..., tune=True)",
-            advice="give the inputs themselves, tune=(x,), as the model is called with",
-        )
+    leaves = check_inputs(inputs)
     open_choices = {node: choice for node, choice in choices.items() if len(choice.candidates) > 1}
     if not open_choices:
         return choices
     times = Times.remembered()
     with show_progress("turns taken", progress) as told, torch.no_grad():
-        turns = _Turns(module, open_choices, inputs)
+        turns = _Turns(module, open_choices, leaves)
         seen = turns.take({node: choice.taken for node, choice in open_choices.items()})
         keys = {node: _keys(open_choices[node].candidates, given.inputs, times) for node, given in seen.items()}
         left = [node for node in seen if any(times.get(key) is None for key in keys[node].values())]

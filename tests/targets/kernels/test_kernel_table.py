@@ -15,18 +15,22 @@ from quantc.qdq.registration import decomposed_ops
 from quantc.targets.kernels import kernel_table
 from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.kernel_table import (
-    HIGHEST,
     KERNELS,
     LARGER,
     MODULES,
     Call,
+    Maker,
     NoKernelError,
+    Placement,
+    candidates,
     highest_level,
     kernel,
     kernels_for,
     larger_kernel,
 )
 from quantc.testing.synthesis import Sketch
+from tests.support.kernel_calls import call_of, number
+from tests.support.programs import Builder
 
 load()
 OWN: Any = torch.ops.quantc
@@ -107,22 +111,25 @@ def test_the_highest_level_is_the_clamp_of_the_op_that_made_it() -> None:
     again = sketch.call(ATEN.transpose.int, (moved, 0, 1))
     factor = sketch.constant("m", ONE)
     other = sketch.call(OWN.requantize.default, (again, 0, factor, None, 0, 0, 63, torch.uint8))
-    assert [highest_level(node) for node in (quantized, moved, again, other)] == [127, 127, 127, 63]
+    program = sketch.program(other)
+    assert [highest_level(program, node) for node in (quantized, moved, again, other)] == [127, 127, 127, 63]
 
 
 def test_a_level_that_nothing_bounds_is_that_of_any_byte() -> None:
     sketch = Sketch()
     x = sketch.input("x", BYTES)
-    assert highest_level(x) == 255
-    assert highest_level(sketch.call(ATEN.reshape.default, (x, [4, 3]))) == 255
-    assert highest_level(3) == 255
+    moved = sketch.call(ATEN.reshape.default, (x, [4, 3]))
+    program = sketch.program(moved)
+    assert [highest_level(program, value) for value in (x, moved, 3)] == [255, 255, 255]
 
 
-def test_nodes_that_replaced_an_op_carry_its_bound() -> None:
+def test_nodes_that_replaced_an_op_keep_its_bound() -> None:
     sketch = Sketch()
     x = sketch.input("x", BYTES)
-    x.meta[HIGHEST] = 31
-    assert highest_level(sketch.call(ATEN.reshape.default, (x, [4, 3]))) == 31
+    moved = sketch.call(ATEN.reshape.default, (x, [4, 3]))
+    program = sketch.program(moved)
+    program.placements.highest[x] = 31
+    assert highest_level(program, moved) == 31
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
@@ -179,3 +186,75 @@ def test_every_module_that_registers_kernels_is_in_the_list() -> None:
     assert set(MODULES) <= registers
     assert len(set(MODULES)) == len(MODULES)
     assert makers <= set(MODULES)
+
+
+# -- candidates --------------------------------------------------------------------------------------------------------
+
+
+class Exact(Kernel):
+    name: ClassVar[str] = "exact"
+
+    def pack(self) -> Any:
+        return ()
+
+    def run(self, packed: Any, *inputs: Tensor) -> Any:
+        return inputs[0]
+
+
+class Rough(Exact):
+    name: ClassVar[str] = "rough"
+    computes_in_float: ClassVar[bool] = True
+
+
+def exact(call: Call) -> Kernel:
+    return Exact()
+
+
+def rough(call: Call) -> Kernel:
+    return Rough()
+
+
+def refusing(reason: str) -> Maker:
+    def maker(call: Call) -> Kernel:
+        raise NoKernelError(reason)
+
+    return maker
+
+
+def a_call() -> Call:
+    x = torch.zeros(2, 3, dtype=torch.uint8)
+    return call_of("requantize", x, 0, number(1.0), None, 0, 0, 255, torch.uint8)[0]
+
+
+def test_all_that_take_a_call_are_candidates_and_the_others_say_why_not_once() -> None:
+    makers = [refusing("too small"), exact, refusing("too small"), refusing("too wide"), rough]
+    found, reason = candidates(makers, a_call(), allow_float=True)
+    assert [item.kernel.name for item in found] == ["exact", "rough"]
+    assert reason == "too small; too wide"
+
+
+def test_kernels_in_float_are_candidates_only_where_that_is_allowed() -> None:
+    found, reason = candidates([rough, exact], a_call(), allow_float=False)
+    assert [item.kernel.name for item in found] == ["exact"]
+    assert reason == ""
+    assert candidates([rough], a_call(), allow_float=False) == ([], "there is no kernel for it")
+
+
+def test_a_maker_says_itself_what_its_kernel_reads() -> None:
+    call = a_call()
+    other = Placement(Exact(), (call.node,))
+    found, _ = candidates([lambda call: other, exact], call, allow_float=False)
+    assert [item.inputs for item in found] == [(call.node,), call.inputs]
+
+
+def test_without_makers_there_is_no_kernel() -> None:
+    assert candidates([], a_call(), allow_float=True) == ([], "there is no kernel for it")
+
+
+def test_products_of_constants_have_no_kernel() -> None:
+    build = Builder()
+    levels = build.constant("c", torch.zeros(2, 3, dtype=torch.uint8))
+    factor = build.constant("m", number(1.0))
+    node = build.call(torch.ops.quantc.requantize.default, levels, 0, factor, None, 0, 0, 255, torch.uint8)
+    call = Call(build.program(node), node)
+    assert candidates([exact], call, allow_float=True) == ([], "its activation is a constant")

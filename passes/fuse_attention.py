@@ -1,24 +1,50 @@
-"""Fuses float attention back into SDPA: matmul, scale, softmax, matmul become torch's fused kernel.
-
-Backends decompose attention to quantize its matmuls. Where none was quantized, as in dynamic mode, the fused op is
-faster and no less exact.
-"""
+"""Fusion of float attention into torch's op for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from quantc.ir.dialect import is_op
-from quantc.ir.program import Program
+from quantc.ir.program import Program, Stage
 from quantc.ir.types import TensorType, tensor_type
+from quantc.passes.eliminate_dead import EliminateDead
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
 SDPA: Any = torch.ops.aten.scaled_dot_product_attention.default
 RANK = 4
 """What torch's kernel wants: batch, head, token, channel."""
+
+
+class FuseAttention(Pass):
+    """Fuse float attention into `scaled_dot_product_attention`: matmul, scale, softmax, matmul.
+
+    Backends take attention apart to quantize its products. Where none was quantized, as in dynamic mode, the fused op
+    is faster and no less exact.
+    """
+
+    name: ClassVar[str] = "fuse-attention"
+    needs: ClassVar[Stage] = Stage.PLACED
+    preserves: ClassVar[Preserves] = Preserves.STEPWISE
+
+    def run(self, program: Program) -> Outcome:
+        found = [
+            match
+            for _, graph in program.graphs()
+            for node in graph.nodes
+            if is_op(node, "matmul") and (match := attention_at(node)) is not None
+        ]
+        for match in found:
+            operands = (match.query, match.key, match.value)
+            made = program.emit(SDPA, operands, {"scale": match.scale}, before=match.root, like=match.root)
+            program.placements.stand_ins[made] = program.placements.stands_for(match.root)
+            program.replace(match.root, made)
+        if found:
+            EliminateDead().run(program)
+        return Outcome(bool(found), (f"fused {len(found)} attentions",) if found else ())
 
 
 @dataclass(frozen=True)
@@ -30,21 +56,6 @@ class Attention:
     key: fx.Node
     value: fx.Node
     scale: float
-
-
-def fuse_attention(program: Program) -> int:
-    """Fuse float attention into SDPA; number of fusions."""
-    found = [
-        match
-        for _, graph in program.graphs()
-        for node in graph.nodes
-        if is_op(node, "matmul") and (match := attention_at(node)) is not None
-    ]
-    for match in found:
-        operands = (match.query, match.key, match.value)
-        made = program.emit(SDPA, operands, {"scale": match.scale}, before=match.root, like=match.root)
-        program.replace(match.root, made)
-    return len(found)
 
 
 def attention_at(root: fx.Node) -> Attention | None:

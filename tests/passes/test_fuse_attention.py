@@ -1,4 +1,4 @@
-"""Float attention that was taken apart is put together again as torch's fused op."""
+"""The pass `fuse-attention`: float attention that was taken apart is put together again as torch's fused op."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.targets.kernels.fuse_sdpa import SDPA, attention_at, fuse_attention
+from quantc.passes.fuse_attention import SDPA, FuseAttention, attention_at
 
 
 class Attention(nn.Module):
@@ -40,6 +40,11 @@ def captured(kind: str, *shapes: tuple[int, ...]) -> tuple[qc.Program, list[Tens
     return qc.capture(Attention(kind).eval(), tuple(tensors)), tensors
 
 
+def fuse_attention(program: qc.Program) -> tuple[str, ...]:
+    """The notes of the pass."""
+    return FuseAttention().run(program).notes
+
+
 def fused(program: qc.Program) -> list[Any]:
     return [node for node in program.nodes() if node.target is SDPA]
 
@@ -47,19 +52,19 @@ def fused(program: qc.Program) -> list[Any]:
 @pytest.mark.parametrize(("kind", "scale"), [("plain", 1.0), ("scaled", 0.5), ("divided", 0.25)])
 def test_attention_becomes_one_op_with_its_scale(kind: str, scale: float) -> None:
     program, (q, k, v) = captured(kind)
-    assert fuse_attention(program) == 1
+    assert fuse_attention(program) == ("fused 1 attentions",)
     (node,) = fused(program)
     assert node.kwargs == {"scale": scale}
     weights = torch.softmax((q.double() @ k.double().mT) * scale, -1)
     torch.testing.assert_close(program(q, k, v).double(), weights @ v.double(), rtol=1e-5, atol=1e-6)
-    assert fuse_attention(program) == 0
+    assert fuse_attention(program) == ()
 
 
 @pytest.mark.parametrize("kind", ["masked", "other axis", "read twice", "by nothing"])
 def test_what_is_more_or_less_than_attention_stays_as_it_is(kind: str) -> None:
     program, tensors = captured(kind)
     before = program.dump()
-    assert fuse_attention(program) == 0
+    assert fuse_attention(program) == ()
     assert program.dump() == before
     assert not fused(program)
     assert torch.equal(torch.as_tensor(first_of(program(*tensors))), first_of(Attention(kind)(*tensors)))
@@ -76,7 +81,7 @@ def test_what_is_more_or_less_than_attention_stays_as_it_is(kind: str) -> None:
 )
 def test_operands_that_the_op_would_not_take_fast_stay_apart(shapes: list[tuple[int, ...]]) -> None:
     program, _ = captured("plain", *shapes)
-    assert fuse_attention(program) == 0
+    assert fuse_attention(program) == ()
 
 
 def test_queries_may_be_more_or_fewer_than_keys() -> None:
@@ -85,7 +90,7 @@ def test_queries_may_be_more_or_fewer_than_keys() -> None:
     match = attention_at(root)
     assert match is not None
     assert [node.name for node in (match.query, match.key, match.value)] == ["q", "k", "v"]
-    assert fuse_attention(program) == 1
+    assert fuse_attention(program) == ("fused 1 attentions",)
     assert program(q, k, v).shape == (2, 3, 7, 4)
 
 
