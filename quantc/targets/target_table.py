@@ -25,13 +25,13 @@ ONNX = Target(
     "onnx",
     "quantc.targets.onnx.onnx_module:lower",
     suffix=".onnx",
-    requires=("onnx", "onnx"),
+    requires=("onnx", "quantc[onnx]"),
     summary="An ONNX model, for ONNX Runtime, OpenVINO and TensorRT.",
 )
 EXECUTORCH = Target(
     "executorch",
     "quantc.targets.executorch.executorch_lowering:lower",
     suffix=".pte",
-    requires=("executorch", "executorch"),
+    requires=("executorch", "quantc[executorch]"),
     summary="An ExecuTorch program, delegated to XNNPACK.",
 )
