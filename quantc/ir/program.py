@@ -469,8 +469,8 @@ class Program(GraphTree):
     # -- inspecting (each is a module of its own; these are the doors) ---------------------------------------
 
     def slice(self, part: str | Iterable[fx.Node | str]) -> Program:
-        """A part as a Program, on copies of its tensors: a module by its path, or nodes of the top graph. Its inputs and
-        outputs are the values that cross its boundary."""
+        """A part as a Program, on copies of its tensors: a module by its path, a range `first..last`, or nodes of the top
+        graph. Its inputs and outputs are the values that cross its boundary."""
         from quantc.rewrite.partition import slice_program
 
         return slice_program(self, part)
