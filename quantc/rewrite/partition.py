@@ -28,8 +28,8 @@ from quantc.text.node_facts import nodes_between
 REGION = "region"
 """Regions are named `region_0`, `region_1`, …"""
 
-Part = str | Iterable[fx.Node | str]
-"""A module by its path, a range of nodes, `first..last`, or nodes, or their names."""
+Part = str | fx.Node | Iterable[fx.Node | str]
+"""A module by its path, a range of nodes, `first..last`, a node, or nodes or their names."""
 
 
 class RegionModule(nn.Module):

@@ -14,7 +14,7 @@ from quantc.ir.dialect import argument, is_op
 from quantc.ir.program import Program, Stage
 from quantc.observe.minmax import MinMax
 from quantc.passes.eliminate_dead import EliminateDead
-from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.pipeline.pipeline import Pass, Preserves
 from quantc.spec.granularity import Share
 from quantc.spec.numerics import QParams
 from quantc.spec.observation import Order, State
@@ -105,7 +105,7 @@ class Raising(MergeRelus):
 
     name: ClassVar[str] = "raising"
 
-    def run(self, program: Program) -> Outcome:
+    def run(self, program: Program) -> bool:
         raise IndexError("tuple index out of range")
 
 
@@ -193,7 +193,7 @@ class Mutating(MinMax):
 
     statistics: ClassVar[str] = "mutating"
 
-    def merge(self, other: Self) -> Self:
+    def merge(self, other: Any) -> Any:
         self.seen += other.seen
         if other.low is not None and other.high is not None:
             self._widen(other.low, other.high, "")

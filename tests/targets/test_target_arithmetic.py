@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,7 +190,8 @@ def test_every_arithmetic_is_that_of_numpy(declare: Declare, rounding: str, mult
     left_the_range = False
     for batch in (X, wide):
         Values(integer.root, graph=integer.graph).run(batch)
-        given = dict(zip([row.name for row in node.target._schema.arguments], node.args, strict=False))  # type: ignore[union-attr]
+        target: Any = node.target
+        given: dict[str, Any] = dict(zip([row.name for row in target._schema.arguments], node.args, strict=False))
         x, w, b = (seen[given[name].name].numpy().astype(np.int64) for name in ("x", "w", "bias"))
         scales = [program_scale(integer, name) for name in ("linear:in0", "linear:in1", "relu:out0")]
         ratio = np.asarray(scales[0] * scales[1] / scales[2], np.float64)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 import quantc as qc
 from quantc.ir.program import Program
@@ -41,14 +41,14 @@ class Off(Exact):
     """Gives something else."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return torch.utils._pytree.tree_map(lambda x: x + 1, super().__call__(*args, **kwargs))
+        return pytree.tree_map(lambda x: x + 1, super().__call__(*args, **kwargs))
 
 
 class Cut(Exact):
     """Gives less."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return torch.utils._pytree.tree_map(lambda x: x[:1], super().__call__(*args, **kwargs))
+        return pytree.tree_map(lambda x: x[:1], super().__call__(*args, **kwargs))
 
 
 class Raising(Exact):
@@ -65,6 +65,10 @@ def never(program: Program) -> Iterator[tuple[fx.Node, str]]:
 def rewrites(program: Program) -> Iterator[tuple[fx.Node, str]]:
     program.name = "rewritten"
     yield from ()
+
+
+def fails(program: Program) -> Iterator[tuple[fx.Node, str]]:
+    yield next(iter(program.nodes())), str(1 / 0)
 
 
 GOOD = Target(
@@ -97,7 +101,7 @@ def faulty(**fields: Any) -> Target:
         (faulty(arithmetic=Arithmetic(semantics="quantc.nowhere:ROWS")), "ready", "there are no semantics at"),
         (faulty(pipeline="no-such-pass"), "pipeline-text", "does not read"),
         (faulty(invariants=(Invariant("it is empty", never),)), "invariants", "(it is empty)"),
-        (faulty(invariants=(Invariant("it fails", lambda program: 1 / 0),)), "invariants", "ZeroDivisionError"),
+        (faulty(invariants=(Invariant("it fails", fails),)), "invariants", "ZeroDivisionError"),
         (faulty(invariants=(Invariant("it writes", rewrites),)), "unchanged", "an invariant changes the program"),
         (faulty(lower=erase_all), "unchanged", "lowering changes the program"),
         (faulty(lower=lambda program: 1 / 0), "runs", "ZeroDivisionError"),
