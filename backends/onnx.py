@@ -88,12 +88,13 @@ ONNX = Backend(
     summary="Q/DQ in ONNX, for ONNX Runtime: convolutions yield uint8, products of matrices float.",
 )
 
-OPENVINO = replace(ONNX, name="openvino", summary="Q/DQ in ONNX, as OpenVINO reads it best.")
+OPENVINO = replace(ONNX, name="openvino", target="onnx", summary="Q/DQ in ONNX, as OpenVINO reads it best.")
 
 SYMMETRIC = INT8.but(scheme=Scheme.SYMMETRIC, observe="mse")
 TENSORRT = replace(
     ONNX,
     name="tensorrt",
+    target="onnx",
     table=replace(TABLE, rules=tuple(replace(each, dynamic=Offer.NO) for each in TABLE)),
     roles={"act": SYMMETRIC, **WEIGHTS},
     takes=(

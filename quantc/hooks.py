@@ -1,6 +1,7 @@
 """Hooks of a pipeline run: `pipeline.run(program, hooks=[Verify(), Guard(), timing := Timing()])`.
 
-Hooks are called in the order given. An exception in a hook fails the pass it watched, like one in the pass itself.
+Hooks are called in the order given. One that raises an error of quantc's fails the pass it watched, as if the pass
+itself had raised; any other exception is told as the hook's own.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 import quantc as qc
-from quantc.errors import PassError, VerifyError
+from quantc.errors import PassError, PipelineError, QuantcError, VerifyError
 from quantc.hooks import Diff, DumpTo, Timing, Truth, Verify
 from quantc.ir.program import Program, Stage
 from quantc.pipeline.pipeline import Hook, Outcome, Pass, Pipeline, Preserves
@@ -193,5 +193,22 @@ def test_quantize_hands_hooks_on() -> None:
                 raise RuntimeError("stopped here")
 
     x = torch.randn(2, 4)
-    with pytest.raises(PassError, match="stopped here"):
+    with pytest.raises(PassError, match="hook Refusing failed before pass quantize: RuntimeError: stopped here"):
         qc.quantize(nn.Linear(4, 4).eval(), (x,), [x], hooks=[Refusing()])
+
+
+@pytest.mark.parametrize("hooks", [3, [3], [Timing]])
+def test_what_is_no_hook_is_refused(hooks: Any) -> None:
+    program = qc.capture(nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
+    with pytest.raises(PipelineError, match="is not a hook") as caught:
+        qc.prepare(program, "qnnpack", hooks=hooks)
+    assert "hooks=[Timing()]" in str(caught.value)
+
+
+def test_what_a_hook_finds_is_an_error_of_the_pass() -> None:
+    class Strict(Hook):
+        def after(self, program: Program, pass_: Pass, changed: bool) -> None:
+            raise QuantcError("this pass does too much")
+
+    with pytest.raises(PassError, match="pass idle failed: QuantcError: this pass does too much"):
+        Pipeline((Idle(),)).run(two_layers(), [Strict()])

@@ -45,6 +45,8 @@ class Backend:
     summary: str = ""
     instruction_set: str = ""
     """The instruction set whose accumulation the numbers are for (`quantc.spec.instruction_sets`); empty if unknown."""
+    target: str = ""
+    """The target that its programs are lowered to; empty for that of its own name."""
 
     def __post_init__(self) -> None:
         if self.instruction_set:

@@ -207,6 +207,12 @@ def instruction_sets_of(quantizer: Quantizer | None) -> dict[str, str]:
     return {name: str(getattr(holder, "instruction_set", "")) for name, holder in holders.items()}
 
 
+def target_of(given: Any) -> str:
+    """The name of the target that programs of a backend or quantizer are lowered to."""
+    holder = getattr(given, "backend", given)
+    return str(getattr(holder, "target", "") or given.name)
+
+
 def quantizer_of(given: Any) -> Quantizer:
     """The quantizer for a backend's name, a Backend, a Quantizer, or several of these."""
     from quantc.pipeline.registry import BACKENDS
@@ -248,4 +254,5 @@ __all__ = [
     "members_of",
     "mode_config",
     "quantizer_of",
+    "target_of",
 ]

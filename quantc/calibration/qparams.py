@@ -12,14 +12,14 @@ from quantc.calibration.underflow import COARSE, coarse_channels, coarse_groups
 from quantc.errors import CalibrationError, DataError, QuantcError, SpecError
 from quantc.integer.proof.range_reduction import RangeReduction, Reduction
 from quantc.ir.decisions import Derived, Fixed, Quantize
-from quantc.ir.plan import Group, Source
+from quantc.ir.plan import Group, Source, spec_of
 from quantc.ir.program import Program
 from quantc.ir.site_index import Places
 from quantc.ir.sites import Site
 from quantc.ir.types import is_empty
 from quantc.observe.observation_registry import start
 from quantc.observe.trained import Trained
-from quantc.spec.numerics import QParams, fit_weight_scale, scale_product
+from quantc.spec.numerics import QParams, fit_weight_scale, scale_product, to_significant_bits, why_not_scale
 from quantc.spec.observation import Observation
 from quantc.spec.spec import QuantSpec
 from quantc.support.finite_tensors import check_scales
@@ -81,6 +81,17 @@ def _coarse_weights(program: Program, places: Places, found: dict[str, QParams])
 
 
 def _qparams(program: Program, group: Group, places: Places) -> QParams:
+    found = _found(program, group, places)
+    if isinstance(group.outcome, Quantize) and (reason := why_not_scale(found.scale, group.outcome.spec)) is not None:
+        raise SpecError(
+            f"{group.name}: {reason}",
+            where=f"observe={group.outcome.spec.observe}",
+            advice="fix another scale, or find the range with minmax or another observation that rounds scales as the spec says",
+        )
+    return found
+
+
+def _found(program: Program, group: Group, places: Places) -> QParams:
     if isinstance(group.outcome, Fixed):
         scale = torch.tensor(group.outcome.scale, dtype=torch.float32)
         return QParams(scale, torch.tensor(group.outcome.zero_point))
@@ -167,5 +178,7 @@ def _make_room(
     if not bool(raised.any()):
         return []
     scale = fitted if weight.scale.dim() else fitted.max()
+    specs = {each.name: spec_of(each, weight) for each in program.plan.groups if each.name == parents[1]}
+    scale = to_significant_bits(scale, specs[parents[1]].scale_bits, up=True)
     found[parents[1]] = QParams(scale, weight.zero_point)
     return [f"{program.describe(node)}: {int(raised.sum())} weight scales raised so that the bias fits 32 bits"]

@@ -207,15 +207,14 @@ def quantize(
     wanted = Wanted(BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value, held_out, taken)
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
     say = partial(typer.echo, err=True)
-    check_out(out, wanted.backend.name, to.value, say)
+    check_out(out, wanted.backend, to.value, say)
     made = deliver(carry_out(source, data, wanted, method.value, say, progress), out, say)
     if as_json:
         _print_json({**made.to_data(), "out": str(out) if out is not None else None})
         return
     screen = Screen()
     made.done.show(screen)
-    if made.is_elsewhere:
-        screen.text(str(made.artifact))
+    made.show_artifact(screen)
     if made.why_not:
         typer.echo(f"note: {made.why_not}", err=True)
     for what, path in made.files:

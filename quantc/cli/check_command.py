@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from quantc.cli.options import Json
 
 FAILED = 3
-"""The exit code of a backend that fails a check."""
+"""The exit code of what fails a check."""
 
 
 def check_backend(
-    name: Annotated[str, typer.Argument(help="An installed backend, or the place of one, package.module:NAME.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="An installed backend, quantizer, target, pass or observation, or the place of one, package.module:NAME."
+        ),
+    ],
     as_json: Json = False,
 ) -> None:
     """Check that a backend does what its table says, on models made for each of its rules.
 
-    The target of the same name takes part: its invariants are held, and its lowering has to be there.
+    The target of the same name takes part: its invariants are held, and programs are lowered to it. Quantizers, targets,
+    passes and observations are checked as well, on example programs.
     """
-    from quantc.cli.model_source import import_object
-    from quantc.errors import UnknownNameError, suggest
-    from quantc.pipeline.registry import BACKENDS
-    from quantc.targets.target import TARGETS
     from quantc.testing.kit import check_backend as check
 
-    if ":" not in name and name not in BACKENDS:
-        advice = suggest(name, BACKENDS.names(), noun="backends")
-        raise UnknownNameError(f"unknown backend {name!r}", where="quantc check-backend", advice=advice)
-    backend = import_object(name) if ":" in name else BACKENDS[name]
-    if (target := getattr(backend, "name", name)) in TARGETS:
-        TARGETS[target].check_ready()
-    found = check(backend, progress="auto")
+    found = check(_plugin(name), progress="auto")
     typer.echo(found.to_json() if as_json else str(found))
     if not found.passed:
         raise typer.Exit(FAILED)
+
+
+def _plugin(name: str) -> Any:
+    """What a name or place means: a backend first, then a target, a pass, an observation."""
+    from quantc.cli.model_source import import_object
+    from quantc.errors import UnknownNameError, suggest
+    from quantc.observe.observation_registry import OBSERVATIONS
+    from quantc.pipeline.registry import BACKENDS, PASSES
+    from quantc.targets.target import TARGETS
+
+    if ":" in name:
+        return import_object(name)
+    registries: list[Any] = [BACKENDS, TARGETS, PASSES, OBSERVATIONS]
+    for registry in registries:
+        if name in registry:
+            found = registry[name]
+            if registry is BACKENDS and name in TARGETS:
+                TARGETS[name].check_ready()
+            return found
+    known = [each for registry in registries for each in registry.names()]
+    raise UnknownNameError(
+        f"unknown backend {name!r}", where="quantc check-backend", advice=suggest(name, known, noun="names")
+    )

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from quantc.annotate.quantizer import target_of
 from quantc.bench.float_runtime import FloatRun, in_float
 from quantc.bench.race import EAGER, Forward, quietly_on_one_thread, take_turns
 from quantc.cli.run_quantize import Done
@@ -18,7 +19,8 @@ from quantc.files.endings import check_ending
 from quantc.files.output_paths import KINDS, Output, check_outputs
 from quantc.inspect.report import Speed
 from quantc.ir.program import Program
-from quantc.targets.target import TARGETS, Target, suffixes
+from quantc.support.terminal import Screen
+from quantc.targets.target import TARGETS, Target, blamed, suffixes
 from quantc.verbs.lower import artifact_of, lower
 
 ROUNDS = 9
@@ -36,22 +38,30 @@ class Delivered:
     """The reason why it was not lowered, or its speed not measured."""
     files: tuple[tuple[str, Path], ...] = ()
     """The kind and path of each written file."""
+    target: str = ""
+    """The name of the target it was lowered for."""
 
     @property
     def is_elsewhere(self) -> bool:
         """True if another runtime runs the artifact: its share of the program is reported."""
         return self.artifact is not None and any(artifact_of(path) is not None for _, path in self.files)
 
+    def show_artifact(self, screen: Screen) -> None:
+        """Print what another runtime runs."""
+        if self.is_elsewhere:
+            with blamed(f"printing what {self.target} lowers to"):
+                screen.text(str(self.artifact))
+
     def to_data(self) -> dict[str, Any]:
         return {
             **self.done.to_data(),
-            "artifact": None if self.artifact is None else self.artifact.to_data(),
+            "artifact": None if self.artifact is None else TARGETS[self.target].data_of(self.artifact),
             "not_lowered": self.why_not or None,
             "files": {what: str(path) for what, path in self.files},
         }
 
 
-def check_out(out: Path | None, backend: str, to: str, say: Say) -> None:
+def check_out(out: Path | None, backend: Any, to: str, say: Say) -> None:
     """Refuse outputs that cannot be written, before any work is done, and announce every file."""
     if out is None:
         return
@@ -66,26 +76,26 @@ def check_out(out: Path | None, backend: str, to: str, say: Say) -> None:
             advice="name the program: with --out model.qc the report is written to model.html",
         )
     check_ending(out, ("", ".qc", *suffixes()), "a quantized program")
-    outputs = plan_outputs(out, backend)
+    outputs = plan_outputs(out, backend.name)
     check_outputs(outputs, where)
     say(f"to be written: {', '.join(f'{output.path} ({output.what})' for output in outputs)}")
 
 
-def _check_suited(out: Path, target: str, backend: str, to: str) -> None:
+def _check_suited(out: Path, target: str, backend: Any, to: str) -> None:
     """Refuse a file for one runtime of a program quantized for another: it would be right, and mostly float."""
-    where = f"--out {out} --backend {backend}"
+    where = f"--out {out} --backend {backend.name}"
     if to == "integer":
         raise QuantcError(
             f"{out.suffix} files are written from the Q/DQ form, and the integer form was asked for",
             where=where,
             advice="leave --to integer out",
         )
-    if backend == target or (backend not in TARGETS):
+    if target in (backend.name, target_of(backend)):
         return
     raise QuantcError(
-        f"{out} would be for {target}, and the program is quantized for {backend}",
+        f"{out} would be for {target}, and the program is quantized for {backend.name}",
         where=where,
-        advice=f"give --backend {target}, or --out {out.with_suffix('.qc')} for {backend}",
+        advice=f"give --backend {target}, or --out {out.with_suffix('.qc')} for {backend.name}",
     )
 
 
@@ -106,7 +116,7 @@ def _kind(target: Target) -> str | Callable[[Path], bool]:
     """The test whether an existing file is one of a target's."""
     if not target.suffix:
         return "program"
-    return target.name if target.name in KINDS else target.recognizes or (lambda _path: False)
+    return target.name if target.name in KINDS else target.is_own_file
 
 
 def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
@@ -121,7 +131,7 @@ def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
     ):
         try:
             say(f"lower for {target} ...")
-            TARGETS[target].check_ready()
+            _check_form(done, TARGETS[target])
             artifact = lower(done.result.program, target)
         except QuantcError as error:
             if asked is not None:
@@ -132,14 +142,22 @@ def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
     if artifact is not None:
         say("time ...")
         done, why_not = _time(done, artifact, target)
-    delivered = Delivered(done, artifact, why_not)
-    return delivered if out is None else _write_files(delivered, out, target)
+    delivered = Delivered(done, artifact, why_not, target=target)
+    return delivered if out is None else _write_files(delivered, out)
 
 
-def _write_files(delivered: Delivered, out: Path, target: str) -> Delivered:
-    """Write the planned files, except an artifact that does not exist."""
-    done, artifact = delivered.done, delivered.artifact
-    outputs = plan_outputs(out, target)
+def _check_form(done: Done, target: Target) -> None:
+    """Refuse the integer form where files are written from the Q/DQ form."""
+    if target.suffix and done.result.report.form == "integer":
+        raise QuantcError(
+            f"{done.result.program.name} is in integer form, and {target.suffix} files are written from the Q/DQ form"
+        )
+
+
+def _write_files(delivered: Delivered, out: Path) -> Delivered:
+    """Write the planned files, except an artifact that does not exist, or is no file."""
+    done, artifact, why_not = delivered.done, delivered.artifact, delivered.why_not
+    outputs = plan_outputs(out, delivered.target)
     check_outputs(outputs, f"--out {out}")  # the work took its time
     out.parent.mkdir(parents=True, exist_ok=True)
     files = []
@@ -148,12 +166,14 @@ def _write_files(delivered: Delivered, out: Path, target: str) -> Delivered:
             done.result.save(path)
         elif what == "report":
             write_text(path, done.to_html())
-        elif artifact is not None:
-            artifact.save(path)
+        elif callable(getattr(artifact, "save", None)):
+            TARGETS[delivered.target].save(artifact, path)
         else:
+            unsaved = f"not written: what {delivered.target} lowers to cannot be saved"
+            why_not = why_not if artifact is None else "; ".join(filter(None, (why_not, unsaved)))
             continue
         files.append((what, path))
-    return replace(delivered, files=tuple(files))
+    return replace(delivered, files=tuple(files), why_not=why_not)
 
 
 def _time(done: Done, artifact: Any, target: str) -> tuple[Done, str]:
@@ -165,6 +185,8 @@ def _time(done: Done, artifact: Any, target: str) -> tuple[Done, str]:
         return done, f"speed not measured: what {target} lowers to cannot be called"
     steps = {EAGER: _call(captured, captured.module), target: _call(captured, artifact)}
     try:
+        with blamed(f"calling what {target} lowers to"):
+            steps[target]()
         with quietly_on_one_thread():
             base, why_not = _float_run(target, captured)
             if base is not None:

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from quantc.errors import SpecError
 from quantc.ir.sites import Site
 from quantc.spec.formats import PerTensor
-from quantc.spec.spec import QuantSpec, name_of
+from quantc.spec.spec import FLOAT32_DIGITS, POWER_OF_TWO, QuantSpec, name_of
 
 CONFIG = ConfigDict(extra="forbid")
 Formula = Literal["scale-product"]
@@ -74,6 +74,13 @@ class Fixed:
         if not spec.qmin <= self.zero_point <= spec.qmax:
             allowed = f"{spec.qmin}..{spec.qmax}"
             raise SpecError(f"zero_point: it must lie in {allowed} (given: {self.zero_point})", where=str(self))
+        is_short = (math.frexp(self.scale)[0] * 2**spec.scale_bits).is_integer()
+        if not is_short and spec.scale_bits < FLOAT32_DIGITS:
+            raise SpecError(
+                f"scale: it has more significant bits than the spec gives it (scale_bits={spec.scale_bits})",
+                where=str(self),
+                advice="fix a power of two" if spec.scale_bits == POWER_OF_TWO else None,
+            )
         if not isinstance(spec.granularity, PerTensor):
             raise SpecError(f"spec: fixed qparams are per-tensor, and this is {spec.granularity}", where=str(self))
 

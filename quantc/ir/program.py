@@ -486,14 +486,16 @@ class Program(GraphTree):
 
     # -- inspecting (each is a module of its own; these are the doors) ---------------------------------------
 
-    def slice(self, part: str | Iterable[fx.Node | str]) -> Program:
-        """A part as a Program, on copies of its tensors: a module by its path, or nodes of the top graph. Its inputs and
-        outputs are the values that cross its boundary."""
+    def slice(self, part: str | fx.Node | Iterable[fx.Node | str]) -> Program:
+        """A part as a Program, on copies of its tensors: a module by its path, a range `first..last`, or nodes of the top
+        graph. Its inputs and outputs are the values that cross its boundary."""
         from quantc.rewrite.partition import slice_program
 
         return slice_program(self, part)
 
-    def partition(self, claimed: Callable[[fx.Node], bool] | str | Iterable[fx.Node | str] | None = None) -> Partition:
+    def partition(
+        self, claimed: Callable[[fx.Node], bool] | str | fx.Node | Iterable[fx.Node | str] | None = None
+    ) -> Partition:
         """Regions of claimed nodes, each a Program, and the host, which computes the rest and calls them. Claimed are by
         default the nodes that a quantizer has claimed."""
         from quantc.rewrite.partition import partition_program

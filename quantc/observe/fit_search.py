@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quantc.spec.formats import PerChannel, PerGroup, PerToken, Role, Scheme, Timing
-from quantc.spec.numerics import QParams, fake_quantize, to_significant_bits
+from quantc.spec.numerics import QParams, allowed_scale, fake_quantize
 from quantc.spec.spec import QuantSpec
 
 BLOCK = 1 << 18
@@ -206,7 +206,7 @@ class _Search:
 
     def _rounded(self, scale: Tensor) -> Tensor:
         """Scales rounded as the spec requires."""
-        return to_significant_bits(scale.clamp(min=self.spec.eps), self.spec.scale_bits)
+        return allowed_scale(scale, self.spec)
 
     def _try(self, scale: Tensor) -> None:
         """Try scales (first axis), each with its candidate zero points."""

@@ -8,10 +8,11 @@ timing, dumps ...) is a hook, see `quantc.hooks`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
-from quantc.errors import PassError, PipelineError, RefusedError, suggest
+from quantc.errors import PassError, PipelineError, QuantcError, RefusedError, suggest
 from quantc.ir.program import LogEntry, Program, Stage
 from quantc.pipeline.base_pass import Outcome, Pass, Preserves
 from quantc.pipeline.failure import failure_text, node_at_fault
@@ -30,6 +31,21 @@ class Hook:
 
     def failed(self, program: Program, pass_: Pass, error: PassError) -> None:
         """`pass_` or a hook raised. Information for the user can be added with `error.add_note`."""
+
+
+def hooks_of(given: Hook | Iterable[Hook]) -> tuple[Hook, ...]:
+    """Hooks, or one, as a tuple. PipelineError if something else is among them."""
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    for each in found:
+        if not isinstance(each, Hook):
+            raise PipelineError(
+                f"{each!r} is not a hook"
+                if not isinstance(given, Hook)
+                else "one hook was given, and a list is wanted",
+                where=f"hooks={given!r}",
+                advice="give instances of subclasses of quantc.hooks.Hook: hooks=[Timing()]",
+            )
+    return found
 
 
 @dataclass(frozen=True)
@@ -113,7 +129,7 @@ class Pipeline:
         unchanged.
         """
         check_start(self.passes, program)
-        hooks = tuple(hooks)
+        hooks = hooks_of(hooks)
         for index, pass_ in enumerate(self.passes):
             try:
                 _run_one(pass_, program, hooks)
@@ -154,7 +170,8 @@ class Pipeline:
 
 def _run_one(pass_: Pass, program: Program, hooks: Sequence[Hook]) -> None:
     for hook in hooks:
-        hook.before(program, pass_)
+        with _told_as(hook, "before", pass_):
+            hook.before(program, pass_)
     start = perf_counter()
     outcome = pass_.run(program)
     seconds = perf_counter() - start
@@ -162,7 +179,22 @@ def _run_one(pass_: Pass, program: Program, hooks: Sequence[Hook]) -> None:
     program.log.append(LogEntry(str(pass_), seconds, bool(outcome), notes))
     program.stage = max(program.stage, pass_.gives or program.stage)
     for hook in hooks:
-        hook.after(program, pass_, bool(outcome))
+        with _told_as(hook, "after", pass_):
+            hook.after(program, pass_, bool(outcome))
+
+
+@contextmanager
+def _told_as(hook: Hook, moment: str, pass_: Pass) -> Iterator[None]:
+    """PassError that names the hook for what it raises by accident; what it finds is an error of the pass."""
+    try:
+        yield
+    except QuantcError:
+        raise
+    except Exception as error:
+        raise PassError(
+            f"hook {type(hook).__name__} failed {moment} pass {pass_.name}: {type(error).__name__}: {error}",
+            advice="mend the hook, or run without it",
+        ) from error
 
 
 def _tell_failed(hooks: Iterable[Hook], program: Program, pass_: Pass, error: PassError) -> None:
@@ -177,4 +209,4 @@ def _flat(steps: Iterable[Pass | Pipeline]) -> tuple[Pass, ...]:
     return tuple(pass_ for step in steps for pass_ in (step.passes if isinstance(step, Pipeline) else (step,)))
 
 
-__all__ = ["Hook", "Outcome", "Pass", "Pipeline", "Preserves"]
+__all__ = ["Hook", "Outcome", "Pass", "Pipeline", "Preserves", "hooks_of"]

@@ -26,7 +26,7 @@ from quantc.qdq.choose_qparams import CHOOSE
 from quantc.qdq.registration import decomposed_ops
 from quantc.spec.formats import PerToken, Role, Scheme
 from quantc.spec.granularity import extremes
-from quantc.spec.numerics import QParams, middle, qparams_of_sound_range, scale_product, to_significant_bits
+from quantc.spec.numerics import QParams, allowed_scale, middle, qparams_of_sound_range, scale_product
 from quantc.spec.spec import DEFAULT_OBSERVE, FITTED_BITS, FLOAT32_DIGITS, QuantSpec
 
 outside_graphs: Any = _disable_dynamo
@@ -287,7 +287,7 @@ class LearnedScale(FakeQuantizer):
         smallest = torch.full((), self.spec.eps, dtype=torch.float32, device=self.scale.device)
         scale = torch.maximum(self.scale.abs(), smallest)
         if self.spec.scale_bits < FLOAT32_DIGITS:
-            scale = passed_through(scale, to_significant_bits(scale.detach(), self.spec.scale_bits))
+            scale = passed_through(scale, allowed_scale(scale.detach(), self.spec))
         return scale, self.zero_point.clamp(self.spec.qmin, self.spec.qmax)
 
     def _start(self, x: Tensor) -> None:

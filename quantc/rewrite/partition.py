@@ -23,12 +23,13 @@ from quantc.ir.signature import Input, Signature
 from quantc.ir.sites import Site
 from quantc.ir.types import TensorType, tensor_type
 from quantc.rewrite.constant_order import forget_unread
+from quantc.text.node_facts import nodes_between
 
 REGION = "region"
 """Regions are named `region_0`, `region_1`, …"""
 
-Part = str | Iterable[fx.Node | str]
-"""A module by its path, or nodes, or their names."""
+Part = str | fx.Node | Iterable[fx.Node | str]
+"""A module by its path, a range of nodes, `first..last`, a node, or nodes or their names."""
 
 
 class RegionModule(nn.Module):
@@ -114,14 +115,19 @@ def _taken(program: Program, claimed: Callable[[fx.Node], bool] | Part | None) -
 
 def _nodes(program: Program, part: Part) -> set[fx.Node]:
     """Nodes of the top graph that a part names."""
+    if isinstance(part, fx.Node):
+        part = (part,)
     if isinstance(part, str):
-        inside = program.module_nodes(part)
+        first, dots, last = part.partition("..")
+        inside = list(nodes_between(program, first, last)) if dots else program.module_nodes(part) if part else []
         if not inside:
-            known = {origin.module_path for origin in program.origins.rows.values()}
+            known = {path for origin in program.origins.rows.values() if (path := origin.module_path)}
             raise UnknownNameError(
                 f"unknown module {part!r}", where=program.name, advice=suggest(part, sorted(known), noun="modules")
             )
         given: list[fx.Node] = [node for node in inside if node.graph is program.graph]
+    elif not isinstance(part, Iterable):
+        raise PipelineError(f"{part!r} is no part of {program.name}", advice="name a module, a range or nodes")
     else:
         given = [program.node(item) if isinstance(item, str) else item for item in part]
     strange = next((node for node in given if node.graph is not program.graph), None)

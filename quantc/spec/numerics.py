@@ -65,26 +65,43 @@ def qparams_of_sound_range(low: Tensor, high: Tensor, spec: QuantSpec) -> QParam
     low, high = torch.minimum(low.float(), zero), torch.maximum(high.float(), zero)
     if spec.dtype is DType.FP16:
         return QParams(torch.ones_like(low), torch.zeros_like(low, dtype=torch.int64))
-    eps = torch.full((), spec.eps, dtype=torch.float32, device=low.device)
     if spec.scheme is Scheme.SYMMETRIC:
-        scale = torch.maximum(torch.maximum(-low, high) / (float(spec.qmax - spec.qmin) / 2), eps)
-        scale = to_significant_bits(scale, spec.scale_bits)
+        scale = allowed_scale(torch.maximum(-low, high) / (float(spec.qmax - spec.qmin) / 2), spec)
         zero_point = torch.full_like(scale, middle(spec), dtype=torch.int64)
     else:
-        scale = torch.maximum((high - low) / float(spec.qmax - spec.qmin), eps)
-        scale = to_significant_bits(scale, spec.scale_bits)
+        scale = allowed_scale((high - low) / float(spec.qmax - spec.qmin), spec)
         zero_point = spec.qmin - torch.round(low / scale).to(torch.int64)
         zero_point = zero_point.clamp(spec.qmin, spec.qmax)
     return QParams(scale, zero_point)
 
 
-def to_significant_bits(scale: Tensor, bits: int) -> Tensor:
-    """Scales rounded to the nearest float32 number of `bits` significant bits; a power of two is rounded up, since the
-    nearest could cut off a third of the range."""
+def allowed_scale(scale: Tensor, spec: QuantSpec) -> Tensor:
+    """Scales with the significant bits that a spec gives them, none below its smallest one."""
+    eps = torch.full((), spec.eps, dtype=torch.float32, device=scale.device)
+    found = to_significant_bits(torch.maximum(scale, eps), spec.scale_bits)
+    if spec.scale_bits >= FLOAT32_DIGITS:
+        return found
+    return torch.maximum(found, to_significant_bits(eps, spec.scale_bits, up=True))
+
+
+def why_not_scale(scale: Tensor, spec: QuantSpec) -> str | None:
+    """The reason why scales that were not derived from a range have more bits than a spec gives them; None if not."""
+    odd = scale[to_significant_bits(scale, spec.scale_bits) != scale]
+    if not odd.numel():
+        return None
+    bits = "no power of two" if spec.scale_bits == POWER_OF_TWO else f"of more than {spec.scale_bits} significant bits"
+    return (
+        f"the scale {float(odd.flatten()[0]):.6g} is {bits}, and the spec asks for that (scale_bits={spec.scale_bits})"
+    )
+
+
+def to_significant_bits(scale: Tensor, bits: int, *, up: bool = False) -> Tensor:
+    """Scales rounded to the nearest float32 number of `bits` significant bits, or up to the next; a power of two is
+    always rounded up, since the nearest could cut off a third of the range."""
     if bits >= FLOAT32_DIGITS:
         return scale
     mantissa, exponent = torch.frexp(scale)
-    whole = torch.ceil if bits == POWER_OF_TWO else torch.round
+    whole = torch.ceil if up or bits == POWER_OF_TWO else torch.round
     return torch.ldexp(whole(mantissa * 2.0**bits), exponent - bits)
 
 

@@ -47,8 +47,8 @@ def _digest(*texts: str) -> str:
     return total.hexdigest()
 
 
-def check_quantized(program: Program, target: str) -> None:
-    """Refuse programs that are not in Q/DQ form: float programs, and those in integer form."""
+def check_converted(program: Program) -> None:
+    """Refuse float programs, and those that were prepared alone."""
     if program.stage < Stage.FOLDED:
         raise QuantcError(
             f"{program.name} is not quantized",
@@ -56,6 +56,11 @@ def check_quantized(program: Program, target: str) -> None:
             advice="call qc.convert(prepared) first, or qc.quantize",
         )
     check_has_plan(program, "lower")
+
+
+def check_quantized(program: Program, target: str) -> None:
+    """Refuse programs that are not in Q/DQ form: float programs, and those in integer form."""
+    check_converted(program)
     if program.stage >= Stage.LOWERED:
         raise QuantcError(
             f"{program.name} is in integer form, and {target} is written from the Q/DQ form",

@@ -10,21 +10,25 @@ those of other packages come through one door, the entry-point group `quantc.tar
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import Parameter, signature
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from torch import fx
 
-from quantc.errors import InvariantError, PluginError
+from quantc.errors import InvariantError, PluginError, QuantcError
 from quantc.integer.semantics import rows_at
-from quantc.ir.program import Program
+from quantc.ir.program import Program, check_program
+from quantc.pipeline.failure import node_at_fault
 from quantc.spec.arithmetic import EXACT, Arithmetic
-from quantc.support.optional_dependency import extra
+from quantc.support.optional_dependency import installed
 from quantc.support.plugin_registry import Registry
 
 OWN_ENDINGS = (
@@ -69,6 +73,32 @@ class Invariant:
     """As a sentence: `scales are powers of two`."""
     faults: Callable[[Program], Faults]
 
+    def broken(self, program: Program, target: str) -> Iterator[str]:
+        """The sites of a program that break it, each with the reason. PluginError if it cannot tell."""
+        with blamed(f"invariant {self.name!r} of target {target}", program):
+            for each in self.faults(program):
+                if not (isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], fx.Node)):
+                    raise PluginError(
+                        f"invariant {self.name!r} of target {target} gives {each!r}",
+                        advice="let it yield pairs of a node and the reason, and nothing where a program is as it should be",
+                    )
+                yield f"{program.describe(each[0])}: {each[1]} ({self.name})"
+
+
+@contextmanager
+def blamed(who: str, program: Program | None = None) -> Iterator[None]:
+    """PluginError, naming `who` and the node it was at, for whatever a plugin raises by accident."""
+    try:
+        yield
+    except QuantcError:
+        raise
+    except Exception as error:
+        node = node_at_fault(error) if program is not None else None
+        where = program.describe(node) if program is not None and node is not None else None
+        raise PluginError(
+            f"{who} failed: {type(error).__name__}: {error}", where=where, advice="report it to its author, or mend it"
+        ) from error
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -83,7 +113,7 @@ class Target:
     recognizes: Callable[[Path], bool] | None = None
     """Whether a file is one of these, which may be replaced; without it no existing file is."""
     requires: tuple[str, str] | None = None
-    """A package that it needs, and the extra of quantc that installs it."""
+    """A module that it needs, and what `pip install` gets it with: `("npu_sdk", "npu-sdk")`."""
     in_process: bool = False
     """Whether lowering takes no time to speak of, so that it is done and timed whether or not a file is asked for."""
     arithmetic: Arithmetic = EXACT
@@ -95,44 +125,117 @@ class Target:
     summary: str = ""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z][a-z0-9_-]*", self.name):
+        if not isinstance(self.name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", self.name):
             raise PluginError(f"{self.name!r} is no name of a target", advice="lower case letters, digits, - and _")
-        if self.suffix and (not re.fullmatch(r"\.[a-z0-9_]+", self.suffix) or self.suffix in OWN_ENDINGS):
+        if self.suffix and (not re.fullmatch(r"\.[a-z0-9_]+", str(self.suffix)) or self.suffix in OWN_ENDINGS):
             raise PluginError(
                 f"target {self.name} cannot write {self.suffix!r} files",
                 where=f"suffix={self.suffix!r}",
                 advice="give an ending of its own, with the dot, such as .npu",
             )
-        object.__setattr__(self, "invariants", tuple(self.invariants))
+        given = (self.invariants,) if isinstance(self.invariants, Invariant | str) else tuple(self.invariants)
+        object.__setattr__(self, "invariants", given)
+        for field, is_right, expected in self._fields():
+            if not is_right:
+                raise PluginError(
+                    f"target {self.name} has the {field} {getattr(self, field)!r}",
+                    where=f"Target({self.name!r}, {field}=...)",
+                    advice=f"give {expected}",
+                )
+
+    def _fields(self) -> Iterator[tuple[str, bool, str]]:
+        """Fields, whether they hold what they should, and what that is."""
+        pair = self.requires
+        is_pair = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str) and part for part in pair)
+        yield "requires", pair is None or is_pair, 'a module and what pip installs it by: ("npu_sdk", "npu-sdk")'
+        are_invariants = all(isinstance(each, Invariant) and callable(each.faults) for each in self.invariants)
+        yield "invariants", are_invariants, "Invariant(name, function of a program) for each"
+        yield "arithmetic", isinstance(self.arithmetic, Arithmetic), "a quantc.spec.arithmetic.Arithmetic"
+        yield "pipeline", isinstance(self.pipeline, str), "pipeline text"
+        yield "recognizes", self.recognizes is None or callable(self.recognizes), "a function of a path"
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The lowering function. PluginError if it cannot be imported, or takes no program."""
-        found = self.lower
-        if isinstance(found, str):
-            module, _, name = found.partition(":")
-            try:
-                found = getattr(import_module(module), name)
-            except (ImportError, AttributeError) as error:
-                raise PluginError(
-                    f"target {self.name} has no lowering function: {error}", where=f"lower={self.lower!r}"
-                ) from error
+        """The lowering function. PluginError if it cannot be imported, or takes more than the program and options."""
+        found = self._imported() if isinstance(self.lower, str) else self.lower
         if not callable(found):
             raise PluginError(f"target {self.name} has no lowering function: {found!r} is not callable")
-        takes = [row for row in signature(found).parameters.values() if row.kind is not Parameter.KEYWORD_ONLY]
-        if not takes or any(row.default is Parameter.empty for row in takes[1:] if row.kind in _NAMED):
+        try:
+            rows = [*signature(found).parameters.values()]
+        except (TypeError, ValueError) as error:
+            raise PluginError(
+                f"target {self.name} cannot be lowered to: {error}", advice="let a function of Python take the program"
+            ) from error
+        positional = [row for row in rows if row.kind in _POSITIONAL]
+        demanded = [row for row in rows if row.default is Parameter.empty and row.kind in _NAMED]
+        if not positional or demanded not in ([], positional[:1]):
             raise PluginError(
                 f"target {self.name} cannot be lowered to: {getattr(found, '__qualname__', found)} takes "
-                f"{', '.join(row.name for row in takes) or 'nothing'}",
+                f"{', '.join(row.name for row in rows) or 'nothing'}",
                 advice="let it take the program, and options as keywords with defaults",
             )
         return found
 
+    def _imported(self) -> Any:
+        module, colon, name = str(self.lower).partition(":")
+        where = f"lower={self.lower!r}"
+        if not (module and colon and name):
+            raise PluginError(
+                f"target {self.name} has no lowering function", where=where, advice="write its place as module:function"
+            )
+        try:
+            return attrgetter(name)(import_module(module))
+        except Exception as error:
+            raise PluginError(
+                f"target {self.name} has no lowering function: {type(error).__name__}: {error}", where=where
+            ) from error
+
     def check_ready(self) -> None:
         """Refuse a target that cannot be lowered to here, before any work is done for it."""
         if self.requires is not None:
-            extra(*self.requires, f"qc.lower(..., {self.name!r})")
+            with blamed(f"importing {self.requires[0]}, which target {self.name} requires,"):
+                installed(*self.requires, f"qc.lower(..., {self.name!r})")
         _ = self.function
+
+    def run(self, program: Any, options: Mapping[str, Any]) -> Any:
+        """Lower a program. A target from outside gets a copy, and whatever it raises by accident is a PluginError."""
+        if is_own(self.name):
+            made = self.function(program, **options)
+        else:
+            check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
+            with blamed(f"lowering to {self.name}", program):
+                made = self.function(program.clone(), **options)
+        self.check_artifact(made)
+        return made
+
+    def is_own_file(self, path: Path) -> bool:
+        """Whether a file is one of these. What the target cannot read is not."""
+        try:
+            return self.recognizes is not None and bool(self.recognizes(path))
+        except Exception:  # noqa: BLE001 - such as a UnicodeDecodeError of what reads text
+            return False
+
+    def data_of(self, made: Any) -> dict[str, Any]:
+        """What an artifact says of itself. PluginError if it is no JSON; empty if it says nothing."""
+        if not callable(getattr(made, "to_data", None)):
+            return {}
+        with blamed(f"to_data() of what {self.name} lowers to"):
+            data = made.to_data()
+            json.dumps(data)
+        if not isinstance(data, dict):
+            raise PluginError(
+                f"to_data() of what {self.name} lowers to gives a {type(data).__name__}", advice="give a dict"
+            )
+        return data
+
+    def save(self, made: Any, path: Path) -> None:
+        """Write an artifact. PluginError if it raises, or writes nothing."""
+        with blamed(f"saving what {self.name} lowers to as {path}"):
+            made.save(path)
+        if not path.exists():
+            raise PluginError(
+                f"what {self.name} lowers to was saved, and there is no {path}", advice="let save write it"
+            )
 
     def check_artifact(self, made: Any) -> None:
         """Refuse what a lowering gave, if it cannot be saved."""
@@ -145,7 +248,15 @@ class Target:
             )
 
 
-_NAMED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
+_NAMED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+OWN = "quantc"
+"""The distribution that quantc's own targets come from."""
+
+
+def is_own(name: str) -> bool:
+    """True for the targets of quantc itself."""
+    return TARGETS.provider(name) == OWN
 
 
 def _why_not_target(name: str, thing: Any) -> str | None:
@@ -194,11 +305,7 @@ def note_arithmetic(program: Program) -> Program:
 def check_invariants(program: Program, *others: Target) -> None:
     """InvariantError, naming the sites, if a converted program breaks an invariant of its targets, or of `others`."""
     for target in dict.fromkeys((*targets_of(program), *others)):
-        broken = [
-            f"{program.describe(node)}: {why} ({each.name})"
-            for each in target.invariants
-            for node, why in each.faults(program)
-        ]
+        broken = [fault for each in target.invariants for fault in each.broken(program, target.name)]
         if broken:
             more = f"; and {len(broken) - MAX_SHOWN} more" if len(broken) > MAX_SHOWN else ""
             raise InvariantError(

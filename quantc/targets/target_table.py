@@ -42,7 +42,7 @@ ONNX = Target(
     "onnx",
     "quantc.targets.onnx.onnx_module:lower",
     suffix=".onnx",
-    requires=("onnx", "onnx"),
+    requires=("onnx", "quantc[onnx]"),
     summary="An ONNX model, for ONNX Runtime, OpenVINO and TensorRT.",
 )
 EXECUTORCH = Target(
@@ -51,6 +51,6 @@ EXECUTORCH = Target(
     suffix=".pte",
     pipeline="fix-sizes,legalize-xnnpack,legalize-slices,legalize-bmm,legalize-weights,unroll-recurrent,space-to-depth,"
     "duplicate-dq{results=own}",
-    requires=("executorch", "executorch"),
+    requires=("executorch", "quantc[executorch]"),
     summary="An ExecuTorch program, delegated to XNNPACK.",
 )

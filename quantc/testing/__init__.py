@@ -1,4 +1,4 @@
-"""Conformance kit for backend authors.
+"""Conformance kit for authors of backends, quantizers, targets, passes and observations.
 
 from quantc.testing import check_backend
 
@@ -6,6 +6,7 @@ check_backend(MY_BACKEND).raise_if_failed()
 """
 
 from quantc.testing.conformance import Check, Conformance, Row
-from quantc.testing.kit import Example, check_backend
+from quantc.testing.example_programs import Example
+from quantc.testing.kit import check_backend
 
 __all__ = ["Check", "Conformance", "Example", "Row", "check_backend"]

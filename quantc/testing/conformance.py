@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from quantc.errors import ConformanceError
+from quantc.errors import ConformanceError, QuantcError
 from quantc.support.terminal import plain_rows
 
 
@@ -65,7 +65,43 @@ class Check(StrEnum):
     REPEATABLE = "repeatable"
     """Preparing twice decides the same."""
     UNCHANGED = "unchanged"
-    """The captured program is left as it was."""
+    """What was given is left as it was: the captured program, the converted one, what is merged."""
+    INVARIANTS = "invariants"
+    """Converted programs hold the invariants of the target."""
+
+    PIPELINE_TEXT = "pipeline-text"
+    """Pipeline text reads back as the same: of a pass, and of a target's pipeline."""
+    VERIFIES = "verifies"
+    """A pass leaves programs that follow the rules of the IR."""
+    TRUTHFUL = "truthful"
+    """A pass says truly whether it changed anything."""
+    PROMISE = "promise"
+    """A pass keeps the numbers as it promises."""
+    IDEMPOTENT = "idempotent"
+    """Running a pass again changes nothing."""
+    TEXT = "text"
+    """What a pass leaves reads back from its text."""
+
+    READY = "ready"
+    """A target can be lowered to here: its function, its packages, the rows of its arithmetic."""
+    ARTIFACT = "artifact"
+    """What a target with files gives can be saved and summarized, and it recognizes the file."""
+
+    EXPLAINS = "explains"
+    """A quantizer explains the nodes that it claims, and lists their ops."""
+
+    MERGES = "merges"
+    """Observations whose order is free form a monoid: empty is the identity, and any split gives the same bits."""
+    STATE = "state"
+    """An observation comes back from its state."""
+    QPARAMS = "qparams"
+    """An observation gives qparams that the spec allows."""
+    REFUSES = "refuses"
+    """An observation refuses NaN, no data, and options that it does not have."""
+
+
+TARGET = "(target)"
+"""In place of the rule, in rows about the target of a backend's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +111,14 @@ class Fault:
     what: str
     advice: str
     where: str = ""
+
+
+def raised(step: str, error: Exception) -> Fault:
+    """What an exception says as a fault."""
+    what = error.what if isinstance(error, QuantcError) else f"{type(error).__name__}: {error}"
+    where = error.where if isinstance(error, QuantcError) and error.where else ""
+    advice = error.advice if isinstance(error, QuantcError) and error.advice else ""
+    return Fault(f"{step}: {what}".removeprefix(": ").splitlines()[0], advice, where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +142,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Conformance:
-    """Rows of a backend. Prints as a table; `raise_if_failed()` makes it a test."""
+    """Rows of what was checked. Prints as a table; `raise_if_failed()` makes it a test."""
 
     backend: str
+    """The name of it."""
     rows: tuple[Row, ...]
+    noun: str = "backend"
+    """The kind of it: backend, quantizer, target, pass or observation."""
 
     @property
     def passed(self) -> bool:
@@ -121,25 +168,25 @@ class Conformance:
             return
         first = self.failures[0]
         raise ConformanceError(
-            f"backend {self.backend!r} fails {len(self.failures)} of {len(self.rows)} checks",
+            f"{self.noun} {self.backend!r} fails {len(self.failures)} of {len(self.rows)} checks",
             [str(row) for row in self.failures],
-            where=f"{first.rule or 'the backend as a whole'}, {first.check}",
+            where=f"{first.rule or f'the {self.noun} as a whole'}, {first.check}",
             advice=first.advice,
         )
 
     def to_json(self) -> str:
-        data: dict[str, Any] = {"backend": self.backend, "passed": self.passed}
+        data: dict[str, Any] = {"backend": self.backend, "kind": self.noun, "passed": self.passed}
         return json.dumps({**data, "rows": [asdict(row) for row in self.rows]}, indent=2)
 
     def __str__(self) -> str:
         head = f"{self.backend}: {len(self.rows) - len(self.failures)} of {len(self.rows)} checks passed"
-        columns = ("rule", "checks passed", "failed")
+        columns = ("rule" if self.noun == "backend" else "of", "checks passed", "failed")
         by_rule: dict[str, list[Row]] = {}
         for row in self.rows:
             by_rule.setdefault(row.rule, []).append(row)
         cells = [
             (
-                rule or "(backend)",
+                rule or f"({self.noun})",
                 str(sum(row.passed for row in rows)),
                 " ".join(row.check for row in rows if not row.passed) or "-",
             )
@@ -147,7 +194,7 @@ class Conformance:
         ]
         lines = [head, *plain_rows(columns, cells)]
         for row in self.failures:
-            lines += [f"{row.rule or '(backend)'}, {row.check}: {row.what}"]
+            lines += [f"{row.rule or f'({self.noun})'}, {row.check}: {row.what}"]
             lines += [f"  where: {row.where}"] if row.where else []
             lines += [f"  what to do: {row.advice}"] if row.advice else []
         return "\n".join(lines)
@@ -166,6 +213,7 @@ class Ledger:
     """Collects rows while checks run: findings for several models become one row."""
 
     backend: str
+    noun: str = "backend"
     entries: dict[tuple[str, Check], _Entry] = field(default_factory=dict)
 
     def add(self, rule: str, check: Check, faults: list[Fault] | None, *, where: str = "", note: str = "") -> None:
@@ -179,10 +227,10 @@ class Ledger:
         entry.note = note or entry.note
 
     def conformance(self, rules: tuple[str, ...]) -> Conformance:
-        order = {rule: number for number, rule in enumerate(("", *rules))}
+        order = {rule: number for number, rule in enumerate(("", *rules, TARGET))}
         checks = list(Check)
         keys = sorted(self.entries, key=lambda key: (order[key[0]], checks.index(key[1])))
-        return Conformance(self.backend, tuple(_row(*key, self.entries[key]) for key in keys))
+        return Conformance(self.backend, tuple(_row(*key, self.entries[key]) for key in keys), self.noun)
 
 
 def _row(rule: str, check: Check, entry: _Entry) -> Row:

@@ -1,35 +1,38 @@
-"""`check_backend`: models for every rule of a backend, and every check on each of them."""
+"""`check_backend`: models for every rule of a backend, and every check on each of them; and the checks of other plugins."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
-from torch import nn
 
 from quantc.annotate.annotator import Annotator
-from quantc.annotate.quantizer import Backend, TableQuantizer, quantizer_of
-from quantc.errors import PatternError, QuantcError, suggest
+from quantc.annotate.quantizer import Backend, Quantizer, TableQuantizer, quantizer_of, target_of
+from quantc.errors import InvariantError, PatternError, suggest
 from quantc.ir.plan import Plan
-from quantc.ir.program import Program
 from quantc.ir.types import TensorType
 from quantc.patterns.operand_patterns import LeafKind
 from quantc.patterns.table import Rule
+from quantc.pipeline.base_pass import Pass
 from quantc.spec.formats import Offer
+from quantc.spec.observation import Observation
+from quantc.spec.spec import Option
 from quantc.support.progress import Style, Told, show_progress
+from quantc.targets.target import TARGETS, Target, is_own, targets_of
 from quantc.testing import integer_checks, kernel_checks, number_checks, onnx_checks, placement_checks, technique_checks
 from quantc.testing.choices import Choices, NoExampleError
-from quantc.testing.conformance import Check, Conformance, Fault, Ledger
+from quantc.testing.conformance import TARGET, Check, Conformance, Fault, Ledger, raised
+from quantc.testing.example_programs import Example, as_program
+from quantc.testing.observation_checks import check_observation
+from quantc.testing.pass_checks import check_pass
+from quantc.testing.quantizer_checks import check_quantizer
 from quantc.testing.synthesis import Model, draw, leaves_of, models_of
 from quantc.testing.table_checks import check_table
+from quantc.testing.target_checks import check_target, run_checks
 from quantc.testing.trial import Standing, Subject, Trial, activations_of, quantizer_for
-from quantc.verbs.capture import capture
 from quantc.verbs.prepare import prepare
-
-Example: TypeAlias = "Callable[[], Program | tuple[nn.Module, tuple[Any, ...]]]"
-"""Makes a model that a rule is to take: a module with its example inputs, or a program."""
 
 Look: TypeAlias = "Callable[[Trial], list[Fault] | None]"
 """Looks at a model and gives what is wrong; None if there is nothing to look at."""
@@ -57,41 +60,60 @@ EACH_OP: dict[Check, Look] = {
 """Dearer ones, made once for each combination of ops."""
 
 
+Checked: TypeAlias = "str | Backend | Quantizer | Target | Pass | type[Pass] | type[Observation]"
+"""What the kit takes. A name is that of a backend."""
+
+
 def check_backend(
-    backend: str | Backend, *, examples: Mapping[str, Example] | None = None, progress: Style | Told = "silent"
+    backend: Checked,
+    *,
+    examples: Mapping[str, Example] | None = None,
+    options: Mapping[str, Option] | None = None,
+    progress: Style | Told = "silent",
 ) -> Conformance:
     """Check that a backend does what its table says, on models made for each of its rules.
 
-    Programs are converted as for users, so that they are held to the invariants of the target of the same name.
+    Programs are converted as for users, so that they are held to the invariants of the target of the same name, and
+    lowered to it, if it is from outside. `examples` maps rule names to functions that make a model, for rules whose models cannot
+    be made from the pattern alone: each returns a module and its example inputs, or a `Program`.
 
-    `examples` maps rule names to functions that make a model, for rules whose models cannot be made from the pattern
-    alone: each returns a module and its example inputs, or a `Program`.
+    Quantizers, targets, passes (values, or classes without required options) and classes of observations are checked as
+    well, on example programs of many ops and on `examples`, whose names mean nothing then. `options` are those of an
+    observation.
     """
-    given = _backend(backend)
-    ledger = Ledger(given.name)
     own = dict(examples or {})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if isinstance(backend, Target):
+            return check_target(backend, own)
+        if isinstance(backend, Pass) or (isinstance(backend, type) and issubclass(backend, Pass)):
+            return check_pass(backend, own)
+        if isinstance(backend, type):
+            return check_observation(backend, dict(options or {}))
+        quantizer = quantizer_of(backend)
+        if isinstance(quantizer, TableQuantizer):
+            return _check_table(quantizer.backend, own, progress)
+        return check_quantizer(quantizer, own)
+
+
+def _check_table(given: Backend, own: Mapping[str, Example], progress: Style | Told) -> Conformance:
+    ledger = Ledger(given.name)
     for name in own:
         if name not in given.table:
             advice = suggest(name, given.table.names, noun="rules")
             raise PatternError(f"backend {given.name!r} has no rule {name!r} to give an example for", advice=advice)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        check_table(given, ledger)
-        subject = Subject(given)
-        rules = list(subject.demanded.table)
-        with show_progress(f"checking {given.name}", progress, unit="rules") as told:
-            for done, rule in enumerate(rules):
-                told(done, len(rules))
-                _RuleCheck(subject, rule, ledger).run(own.get(rule.name))
-            told(len(rules), len(rules))
+    check_table(given, ledger)
+    subject = Subject(given)
+    rules = list(subject.demanded.table)
+    with show_progress(f"checking {given.name}", progress, unit="rules") as told:
+        for done, rule in enumerate(rules):
+            told(done, len(rules))
+            _RuleCheck(subject, rule, ledger).run(own.get(rule.name))
+        told(len(rules), len(rules))
+    target = target_of(given)
+    if target in TARGETS and not is_own(target):
+        run_checks(TARGETS[target], given, ledger, TARGET, {})
     return ledger.conformance(given.table.names)
-
-
-def _backend(given: str | Backend) -> Backend:
-    quantizer = quantizer_of(given)
-    if isinstance(quantizer, TableQuantizer):
-        return quantizer.backend
-    raise PatternError(f"{given!r} has no table to check", advice="give a Backend, or the name of one")
 
 
 class _RuleCheck:
@@ -141,7 +163,7 @@ class _RuleCheck:
             trial = Trial.of(self.subject, self.rule, model)
             standing = trial.verdict.standing
         except Exception as error:  # noqa: BLE001 - whatever a backend raises is what is to be reported
-            self.ledger.add(self.rule.name, Check.RUNS, [_raised("prepare", error)], where=model.label)
+            self.ledger.add(self.rule.name, Check.RUNS, [raised("prepare", error)], where=model.label)
             return None
         self.verdicts.append((trial, standing))
         return trial if standing is Standing.TAKEN else None
@@ -166,12 +188,15 @@ class _RuleCheck:
         try:
             trial.converted.verify()
             trial.converted.run_flat(trial.inputs)
-            faults: list[Fault] = []
-        except Exception as error:  # noqa: BLE001 - as above
-            faults = [_raised("calibrate and convert", error)]
-        self.ledger.add(self.rule.name, Check.RUNS, faults, where=label)
-        if faults:
+        except InvariantError as error:
+            self.ledger.add(self.rule.name, Check.INVARIANTS, [raised("", error)], where=label)
             return
+        except Exception as error:  # noqa: BLE001 - as above
+            self.ledger.add(self.rule.name, Check.RUNS, [raised("calibrate and convert", error)], where=label)
+            return
+        self.ledger.add(self.rule.name, Check.RUNS, [], where=label)
+        if any(target.invariants for target in targets_of(trial.prepared)):
+            self.ledger.add(self.rule.name, Check.INVARIANTS, [], where=label)
         for checks in (EACH_MODEL, dearer):
             for check, look in checks.items():
                 self.ledger.add(self.rule.name, check, _looked(look, trial), where=label)
@@ -215,26 +240,16 @@ def _dead(trial: Trial, standing: Standing, advice: str) -> Fault:
     return Fault(f"its condition refuses every model made for it: {reason}", advice, trial.model.label)
 
 
-def _raised(step: str, error: Exception) -> Fault:
-    what = error.what if isinstance(error, QuantcError) else f"{type(error).__name__}: {error}"
-    where = error.where if isinstance(error, QuantcError) and error.where else ""
-    advice = error.advice if isinstance(error, QuantcError) and error.advice else ""
-    return Fault(f"{step}: {what.splitlines()[0]}", advice, where)
-
-
 def _looked(look: Look, trial: Trial) -> list[Fault] | None:
     try:
         return look(trial)
     except Exception as error:  # noqa: BLE001 - what cannot even be looked at is not right
-        return [_raised("the check itself failed", error)]
+        return [raised("the check itself failed", error)]
 
 
 def _given(example: Example) -> Model:
-    made = example()
-    if isinstance(made, Program):
-        return Model("the model given", made)
-    module, inputs = made
-    return Model("the model given", capture(module, inputs).eval())
+    program = as_program(example)
+    return Model("the model given", program.eval() if program.training else program)
 
 
 def _takes_integers(trial: Trial) -> list[Fault] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from quantc.ir.op_row import Trait
 from quantc.ir.program import Program
 from quantc.ir.site_index import outputs_of
 from quantc.spec.formats import PerChannel
+from quantc.spec.spec import FLOAT32_DIGITS, QuantSpec
 from quantc.testing.arguments import BATCH
 from quantc.testing.conformance import Fault
 from quantc.testing.trial import UNSEEN, Trial, quantize_trial, quantizer_for, run, scale_inputs, sqnr, values_of
@@ -27,17 +29,28 @@ HUGE = 1000.0
 WIDE = 8.0
 
 
+def db_for_scales(spec: QuantSpec) -> float:
+    """What scales of few significant bits may cost: a power of two is up to twice as large as the scale it stands for."""
+    return 0.0 if spec.scale_bits >= FLOAT32_DIGITS else 20 * math.log10(1 + 2.0 ** (1 - spec.scale_bits))
+
+
+def expected_db(trial: Trial) -> float:
+    """What the SQNR of a rule's models should exceed."""
+    specs = [trial.backend.outcome(role).spec for role in trial.rule.roles.values() if role in trial.backend.roles]
+    return DB_A_BIT * trial.bits - max((db_for_scales(spec) for spec in specs), default=0.0)
+
+
 def fidelity(trial: Trial) -> list[Fault] | None:
     """The quantized model is close to the float one on inputs it was not calibrated with."""
     inputs = scale_inputs(trial.inputs, UNSEEN)
     found = sqnr(run(trial.model.program, inputs), run(trial.converted, inputs))
-    if found >= DB_A_BIT * trial.bits:
+    if found >= expected_db(trial):
         return []
     return [Fault(_loss(found, trial), "look at the ranges, eps and observations of the rule's roles")]
 
 
 def _loss(found: float, trial: Trial) -> str:
-    return f"the SQNR is {found:.1f} dB, and {trial.bits} bits should give {DB_A_BIT * trial.bits:.0f}"
+    return f"the SQNR is {found:.1f} dB, and {trial.bits} bits should give {expected_db(trial):.0f}"
 
 
 def fixed_range(trial: Trial) -> list[Fault] | None:
@@ -75,7 +88,7 @@ def ties(trial: Trial) -> list[Fault] | None:
         _grow(prepared, name)
     inputs = _grown(prepared, trial.inputs, others)
     found = sqnr(run(prepared, inputs), run(quantize_trial(prepared.clone(), inputs), inputs))
-    if found >= DB_A_BIT * trial.bits:
+    if found >= expected_db(trial):
         return []
     what = f"`out` is like {own}; when the other operands grow, the SQNR falls to {found:.1f} dB"
     return [Fault(what, f"give out a role of its own: {op_name(trial.match.root)} does not keep the range of {own}")]
@@ -133,10 +146,18 @@ def _wrong_axis(trial: Trial, prepared: Program, name: str, operand: str, axis: 
         return [Fault(what, f"the output channels lie along axis {' or '.join(map(str, possible))}")]
     loud = _with_huge_channel(prepared, name, axis)
     found = sqnr(run(loud, trial.inputs), run(quantize_trial(loud.clone(), trial.inputs), trial.inputs), spared[axis])
-    if found >= DB_A_BIT * trial.bits:
+    if found >= expected_db(trial):
         return []
     what = f"with one channel of {operand} along axis {axis} {HUGE:.0f} times as large, the others have {found:.1f} dB"
+    quiet = sqnr(
+        run(prepared, trial.inputs), run(quantize_trial(prepared.clone(), trial.inputs), trial.inputs), spared[axis]
+    )
+    if quiet < expected_db(trial):
+        return [Fault(f"{what}, and {quiet:.1f} dB without that", _NOT_THE_AXIS)]
     return [Fault(what, "correct the axis of the role's spec")]
+
+
+_NOT_THE_AXIS = "the axis is right; scale_bits, eps, range or observation of the role's spec cost the precision"
 
 
 def _with_huge_channel(prepared: Program, name: str, axis: int) -> Program:
@@ -197,6 +218,6 @@ def _on_batch(trial: Trial, inputs: list[Tensor], expected: list[Tensor], size: 
         ]
     if [value.shape for value in found] != [value.shape for value in expected]:
         return [Fault(f"a batch of {size} gives other shapes", "let no constant depend on the size of the batch")]
-    if size and sqnr(expected, found) < DB_A_BIT * trial.bits:
+    if size and sqnr(expected, found) < expected_db(trial):
         return [Fault(f"on a batch of {size}: {_loss(sqnr(expected, found), trial)}", "see fidelity")]
     return []

@@ -26,7 +26,9 @@ def operands(trial: Trial) -> list[Fault] | None:
     faults: list[Fault] = []
     looked = False
     for slot in trial.slots:
+        faults += _copied(slot)
         if slot.role not in trial.backend.roles:
+            looked = looked or slot.role.startswith(LIKE)
             continue
         looked = True
         role = trial.backend.outcome(slot.role).spec.role
@@ -43,6 +45,17 @@ def operands(trial: Trial) -> list[Fault] | None:
             what = f"{slot.name} is the bias of {op_name(slot.node)} and has a role of kind {role}"
             faults.append(Fault(what, "give it a role with INT32_BIAS, or none"))
     return faults if looked else None
+
+
+def _copied(slot: Slot) -> list[Fault]:
+    """Weights and biases with the scale of something else."""
+    if not slot.role.startswith(LIKE) or op_name(slot.node) not in WEIGHTED:
+        return []
+    kind = {"w": "weight", "b": "bias"}.get(argument_names(slot.node)[slot.operand])
+    if kind is None:
+        return []
+    what = f"{slot.name} is the {kind} of {op_name(slot.node)}, and has the scale of {slot.role.removeprefix(LIKE)}"
+    return [Fault(what, f"give it a role whose spec is for a {kind}; scales of activations are not those of constants")]
 
 
 def placed(trial: Trial) -> list[Fault] | None:

@@ -123,16 +123,16 @@ def dump_dot(program: Program, only: str | None = None) -> str:
     rows = [f"digraph {_dot(program.name)} {{", '  node [shape=box, fontname="monospace"];']
     kept, decisions = select(program, only), Decisions(program)
     for number, (path, graph) in enumerate(program.graphs()):
-        nodes = [node for node in graph.nodes if (kept is None or node in kept) and not _is_folded(node)]
+        nodes = [node for node in graph.nodes if (kept is None or node in kept) and not _is_folded(node, kept)]
         boxes = [(_cluster(program, path, node), _box(path, node, decisions.of(node))) for node in nodes]
         rows += _nest(boxes, f"cluster_{number}")
         rows += (row for node in nodes for row in _edges(path, node, kept))
     return "\n".join([*rows, "}"]) + "\n"
 
 
-def _is_folded(node: fx.Node) -> bool:
+def _is_folded(node: fx.Node, kept: frozenset[fx.Node] | None) -> bool:
     """True for a constant that others read: it is a line of theirs."""
-    return node.op == "get_attr" and bool(node.users)
+    return node.op == "get_attr" and any(kept is None or user in kept for user in node.users)
 
 
 def _cluster(program: Program, path: str, node: fx.Node) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ def _box(path: str, node: fx.Node, decision: Decision | None) -> str:
 
 def _edges(path: str, node: fx.Node, kept: frozenset[fx.Node] | None) -> Iterator[str]:
     for index, source in enumerate(used_nodes((node.args, node.kwargs))):
-        if not _is_folded(source) and (kept is None or source in kept):
+        if not _is_folded(source, kept) and (kept is None or source in kept):
             yield f'  {_dot(vertex(path, source))} -> {_dot(vertex(path, node))} [label="{index}"];'
 
 

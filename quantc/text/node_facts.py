@@ -99,10 +99,14 @@ def select(program: Program, only: str | None) -> frozenset[fx.Node] | None:
     """
     if only is None:
         return None
+    if not isinstance(only, str):
+        raise UnknownNameError(
+            f"unknown module or range {only!r}", advice='give the path of a module, or two nodes as "first..last"'
+        )
     if not only:
         raise UnknownNameError("unknown module or range ''", advice="leave only= out for the whole program")
     first, dots, last = only.partition("..")
-    found = set(_between(program, first, last) if dots else _of_module(program, only))
+    found = set(nodes_between(program, first, last) if dots else _of_module(program, only))
     if not found:
         paths = {origin.module_path for origin in program.origins.rows.values() if origin.module_path}
         raise UnknownNameError(f"unknown module or range {only!r}", advice=suggest(only, paths, noun="modules"))
@@ -118,7 +122,8 @@ def _of_module(program: Program, path: str) -> Iterator[fx.Node]:
                 yield node
 
 
-def _between(program: Program, first: str, last: str) -> Iterator[fx.Node]:
+def nodes_between(program: Program, first: str, last: str) -> Iterator[fx.Node]:
+    """The nodes of one graph from one to another, both included."""
     begin, end = program.node(first), program.node(last)
     if begin.graph is not end.graph or end < begin:
         raise UnknownNameError(

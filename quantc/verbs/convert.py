@@ -14,7 +14,7 @@ from quantc.ir.plan import Source
 from quantc.ir.program import TRAINED, Program, Stage, check_has_plan, check_program
 from quantc.observe.store import WITHHELD, WITHHELD_ADVICE, Withheld
 from quantc.passes.remove_fake_quantize import RemoveFakeQuantize
-from quantc.pipeline.pipeline import Hook, Pipeline
+from quantc.pipeline.pipeline import Hook, Pipeline, hooks_of
 from quantc.pipelines import Style
 from quantc.spec.arithmetic import MultiplierChoice
 from quantc.support.gc_pause import paused_collector
@@ -60,7 +60,7 @@ def convert(
     `qc.pipelines.integer()`. `hooks` are called around every pass: see `qc.hooks`.
     """
     check_form(to)
-    hooks = tuple(hooks)
+    hooks = hooks_of(hooks)
     integer = pipelines.integer(multiplier, style)
     if to == "qdq" and (multiplier, style) != ("target", "fused"):
         raise QuantcError(

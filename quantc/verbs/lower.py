@@ -12,7 +12,8 @@ from quantc.errors import ConfigError, UnknownNameError, suggest
 from quantc.ir.finite_inputs import check_has_numbers
 from quantc.ir.program import Program
 from quantc.pipeline.pipeline import Hook, Pipeline
-from quantc.targets.target import TARGETS, check_invariants, suffixes
+from quantc.targets.provenance import check_converted
+from quantc.targets.target import TARGETS, check_invariants, is_own, suffixes
 
 if TYPE_CHECKING:
     from quantc.targets.executorch.artifact import Pte
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from quantc.targets.onnx.onnx_module import OnnxModel
 
 FOREIGN = (".engine", ".gguf", ".mlmodel", ".mlpackage", ".ort", ".plan", ".ptl", ".tflite", ".trt", ".xml")
-"""The ends of files of other tools, in whose form quantc writes nothing."""
+"""The ends of files of other tools, in whose form quantc itself writes nothing; a target from outside may."""
 
 _ENGINE = (
     'qc.lower(program, "x86", engine="{0}") to run it here, or qc.lower(program, "onnx"{1}).save(path) to write a file'
@@ -47,7 +48,7 @@ RUNTIMES: dict[str, tuple[str, str]] = {
 def artifact_of(path: Path) -> str | None:
     """Target whose files have this suffix; None for quantc's own programs. ConfigError for files of other tools."""
     ending = path.suffix.lower()
-    if ending in FOREIGN:
+    if ending in FOREIGN and ending not in suffixes():
         raise ConfigError(
             f"quantc writes no {ending} files",
             where=str(path),
@@ -84,18 +85,17 @@ def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
     """
     function = _function(target)
     _check_options(function, target, [name for name in options if name not in PASSES_OPTIONS])
+    declared = [TARGETS[target]] if target in TARGETS else []
+    for each in declared:
+        each.check_ready()
     if isinstance(program, Program):
         check_has_numbers(program.name, program.root, ())
-    declared = [TARGETS[target]] if target in TARGETS else []
-    if isinstance(program, Program):
+        check_converted(program)
         check_invariants(program, *declared)
     if not _runs_passes(function):
         steps, hooks = options.pop("pipeline", None), options.pop("hooks", ())
         program = _on_its_way(program, target, steps, hooks)
-    made = function(program, **options)
-    for each in declared:
-        each.check_artifact(made)
-    return made
+    return declared[0].run(program, options) if declared else function(program, **options)
 
 
 PASSES_OPTIONS = ("pipeline", "hooks")
@@ -121,6 +121,12 @@ def _on_its_way(
 
 def _function(target: str) -> Callable[..., Any]:
     """Lowering function of a target: its own, or the kernel lowering for targets with registered kernels."""
+    if not isinstance(target, str):
+        raise UnknownNameError(
+            f"{target!r} is no name of a target",
+            where="the second argument of qc.lower",
+            advice=f"give one of {', '.join(TARGETS)}",
+        )
     if target in TARGETS:
         return TARGETS[target].function
     kernels = import_module("quantc.targets.kernels.kernel_table").KERNELS
@@ -142,7 +148,9 @@ def _function(target: str) -> Callable[..., Any]:
 def _check_options(function: Callable[..., Any], target: str, given: Iterable[str]) -> None:
     """Refuse options that a target does not have."""
     parameters = [*signature(function).parameters.values()]
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):  # those of kernels are handed on
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
+        if target in TARGETS and not is_own(target):
+            return  # it looks at them itself
         parameters += signature(import_module("quantc.targets.kernels.lowered").lower).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY]
     for name in given:

@@ -30,7 +30,7 @@ from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.batch_inputs import Inputs, batch_of, check_batches, select_inputs
 from quantc.ir.plan import Source
 from quantc.ir.program import Program
-from quantc.pipeline.pipeline import Hook
+from quantc.pipeline.pipeline import Hook, hooks_of
 from quantc.spec.arithmetic import MultiplierChoice
 from quantc.support.progress import Style
 from quantc.verbs.capture import Method, capture
@@ -105,7 +105,7 @@ def quantize(
     """
     _check_mode(mode)
     check_form(to)
-    hooks = tuple(hooks)
+    hooks = hooks_of(hooks)
     steps = Steps()
     converting = {"to": to, "multiplier": multiplier, "style": style, "reduce_range": reduce_range}
     rest: Any = {

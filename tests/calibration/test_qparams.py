@@ -13,6 +13,8 @@ from quantc.annotate.quantizer import Backend
 from quantc.calibration.qparams import find_qparams
 from quantc.errors import CalibrationError, SpecError
 from quantc.ir.program import Program
+from quantc.observe.minmax import MinMax
+from quantc.observe.observation_registry import OBSERVATIONS
 from quantc.observe.trained import Trained
 from quantc.patterns import aten
 from quantc.patterns.operand_patterns import const
@@ -154,3 +156,59 @@ def test_biases_of_weights_in_groups_are_refused() -> None:
 def test_weights_below_the_smallest_scale_are_told() -> None:
     notes = find_qparams(biased(1e-9, weight=INT8_WEIGHT.but(eps=2.0**-12)))[1]
     assert any(note.startswith("warning: ") and "2 of 2 scales" in note for note in notes)
+
+
+class Unrounded(MinMax):
+    """An observation from outside that does not look at scale_bits."""
+
+    statistics = "unrounded"
+
+    def qparams(self, spec: QuantSpec, *, where: str = "") -> QParams:
+        return super().qparams(spec.but(scale_bits=24), where=where)
+
+
+@pytest.mark.parametrize("observe", ["fixed{scale=0.01 zero_point=0}", "unrounded"])
+@pytest.mark.parametrize("qat", [False, True])
+def test_scales_with_more_bits_than_the_spec_has_are_refused(
+    observe: str, qat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OBSERVATIONS.session, "unrounded", Unrounded)
+    if qat and observe == "unrounded":
+        return  # training follows ranges that it knows alone
+    act = UINT8.but(scale_bits=1, observe=observe)
+    linear = Rule("linear", aten.linear("x", const("w")), {"x": "act", "w": "weight"}, supports={"qdq"})
+    backend = Backend("own", RuleTable("own", (linear,)), roles={"act": act, "weight": INT8_WEIGHT})
+    x = torch.randn(4, 4)
+    program = qc.prepare(
+        qc.capture(nn.Linear(4, 4), (x,)) if qat else qc.capture(nn.Linear(4, 4).eval(), (x,)), backend, qat=qat
+    )
+    if qat:
+        program.train()
+        program(x)
+        program.eval()
+    else:
+        qc.calibrate(program, [x])
+    with pytest.raises(SpecError, match="no power of two, and the spec asks for that") as caught:
+        qc.convert(program)
+    assert "linear:in0" in caught.value.what
+    assert observe in str(caught.value.where)
+
+
+def test_room_for_a_bias_is_made_in_scales_that_the_spec_allows() -> None:
+    linear = Rule(
+        "linear", aten.linear("x", const("w"), const("b")), {"x": "act", "w": "weight", "b": "bias"}, supports={"qdq"}
+    )
+    roles = {"act": UINT8.but(scale_bits=1), "weight": INT8_WEIGHT.but(scale_bits=1), "bias": INT32_BIAS}
+    backend = Backend("own", RuleTable("own", (linear,)), roles=roles)
+    torch.manual_seed(0)
+    module = nn.Linear(4, 4)
+    with torch.no_grad():
+        module.weight.mul_(1e-7)
+        module.bias.fill_(3.0)
+    x = torch.randn(4, 4)
+    program = qc.prepare(qc.capture(module.eval(), (x,)), backend)
+    qc.calibrate(program, [x])
+    converted = qc.convert(program)
+    assert any("raised so that the bias fits" in note for entry in converted.log for note in entry.notes)
+    scale = converted.plan.qparams["linear:in1"].scale
+    assert bool((torch.frexp(scale).mantissa == 0.5).all())

@@ -70,3 +70,26 @@ def test_the_target_of_the_same_name_holds_its_invariants() -> None:
         TARGETS.forget("tiny")
     assert found.exit_code == FAILED
     assert any("nothing is quantized" in row["what"] for row in json.loads(found.stdout)["rows"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("tests.support.faulty_plugins:MergeRelus", "pass"),
+        ("tests.support.faulty_plugins:Copied", "observation"),
+        ("minmax", "observation"),
+        ("fuse", "pass"),
+        ("tests.support.hand_quantizers:BY_HAND", "quantizer"),
+    ],
+)
+def test_other_plugins_are_checked_too(name: str, kind: str) -> None:
+    found = check(name, "--json")
+    told = json.loads(found.stdout)
+    assert (found.exit_code, told["kind"], told["passed"]) == (0, kind, True), found.output
+
+
+def test_what_is_no_plugin_is_refused() -> None:
+    found = check("json:dumps")
+    assert found.exit_code == 1
+    assert "is not a quantizer" in found.stderr
+    assert found.exception is None or isinstance(found.exception, SystemExit)

@@ -65,3 +65,13 @@ def test_what_is_read_must_be_one_of_the_decisions() -> None:
     with pytest.raises(ValidationError, match="why"):
         OUTCOMES.validate_python({"kind": "float", "why": "an unknown field"})
     assert OUTCOMES.validate_json('{"kind": "float"}') == FLOAT
+
+
+def test_a_fixed_scale_has_the_bits_of_its_spec() -> None:
+    assert Fixed(1 / 256, 0, INT8.but(scale_bits=1)).scale == 1 / 256
+    assert Fixed(0.01, 0, INT8).scale == 0.01
+    with pytest.raises(SpecError, match=r"more significant bits than the spec gives it \(scale_bits=1\)") as caught:
+        Fixed(0.01, 0, INT8.but(scale_bits=1))
+    assert caught.value.advice == "fix a power of two"
+    with pytest.raises(SpecError, match="scale_bits=2"):
+        Fixed(0.3125, 0, INT8.but(scale_bits=2))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.ao.quantization.observer import MovingAverageMinMaxObserver
 
 import quantc as qc
+from quantc.backends.qnnpack import QNNPACK
 from quantc.errors import DataError, TrainingError
 from quantc.qat.fake import (
     DerivedScale,
@@ -205,3 +207,40 @@ def test_frozen_learned_scales_get_no_gradient() -> None:
     fake(x.requires_grad_()).square().sum().backward()
     assert fake.scale.grad is None
     assert x.grad is not None
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+@pytest.mark.parametrize("eps", [None, 0.0103, 0.25])
+@pytest.mark.parametrize(
+    ("act", "weight"), [(None, None), ("lsq", "lsq"), ("lsq-plus", "lsq"), ("moving-average", None)]
+)
+def test_trained_scales_have_the_bits_and_the_size_of_the_spec(
+    bits: int, eps: float | None, act: str | None, weight: str | None
+) -> None:
+    floor = {} if eps is None else {"eps": eps}
+    scheme = "affine" if act == "lsq-plus" else "symmetric"
+    acts = qc.INT8.but(scale_bits=bits, observe=act, scheme=scheme, **floor)
+    weights = INT8_WEIGHT.but(scale_bits=bits, observe=weight, **floor)
+    backend = replace(QNNPACK.but(act=acts, weight=weights), takes=())
+    torch.manual_seed(0)
+    x = torch.randn(16, 4)
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    program = qc.prepare(qc.capture(net, (x,)), backend, qat=True)
+    optimizer = torch.optim.SGD(program.parameters(), lr=0.05)
+    for _ in range(6):
+        optimizer.zero_grad()
+        (program(x) - x).pow(2).mean().backward()
+        optimizer.step()
+    converted = qc.convert(program.eval())
+    assert torch.equal(converted(x), program(x))
+    scales = [found.scale for name, found in converted.plan.qparams.items() if not _is_bias(converted, name)]
+    assert len(scales) == 5
+    for scale in scales:
+        mantissa = torch.frexp(scale).mantissa.double() * 2.0**bits
+        assert torch.equal(mantissa, mantissa.round())
+        assert eps is None or bool((scale >= torch.tensor(eps)).all())
+
+
+def _is_bias(program: qc.Program, group: str) -> bool:
+    (found,) = (each for each in program.plan.groups if each.name == group)
+    return found.outcome.kind == "derived"

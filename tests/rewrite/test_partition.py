@@ -134,3 +134,27 @@ def test_what_is_no_part_is_refused(prepared: qc.Program) -> None:
     assert isinstance(strange, fx.Node)
     with pytest.raises(PipelineError, match="not in the top graph"):
         prepared.slice([strange])
+
+
+def test_a_range_is_a_part_in_every_form(prepared: qc.Program) -> None:
+    program = qc.convert(prepared)
+    names = [node.name for node in program.graph.nodes if node.op == "call_function"]
+    first, last = names[2], names[6]
+    part = program.slice(f"{first}..{last}")
+    calls = [node.name for node in part.graph.nodes if node.op == "call_function"]
+    assert calls == names[2:7]
+    for form in ("text", "table", "json", "dot", "graphml"):
+        text = part.dump(form)  # type: ignore[arg-type]
+        assert first in text
+        assert last in text
+        assert names[8] not in text
+    assert {first, last} <= set(part.to_networkx().nodes)
+    assert program.slice(program.node(first)).dump() == program.slice([first]).dump()
+
+
+@pytest.mark.parametrize(
+    ("part", "told"), [("", "unknown module"), ("cat..relu", "does not come after"), (3, "is no part")]
+)
+def test_what_names_no_ops_is_refused(prepared: qc.Program, part: str, told: str) -> None:
+    with pytest.raises(qc.QuantcError, match=told):
+        prepared.slice(part)

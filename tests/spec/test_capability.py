@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+import quantc as qc
+from quantc.annotate.quantizer import Backend
+from quantc.errors import AnnotationError
+from quantc.patterns import Rule, RuleTable, aten, const
 from quantc.spec.capability import Capability, refusal
 from quantc.spec.formats import DType, PerChannel, Role, Scheme, Timing
 from quantc.spec.spec import INT4_GROUP, INT8, INT8_DYNAMIC, INT8_NARROW_WEIGHT, INT8_WEIGHT, UINT8, QuantSpec
@@ -71,3 +77,58 @@ def test_scales_and_observations_can_be_constrained() -> None:
     (observed,) = powers.refusals(INT8.but(scale_bits=1, observe="histogram"))
     assert observed == "the range must be found by minmax, not histogram (observe)"
     assert Capability.of(INT8.but(scale_bits=1)).scale_bits == 1
+
+
+LINEAR = Rule(
+    "linear",
+    aten.linear("x", const("w"), const("b?")),
+    {"x": "act", "w": "weight", "out": "act"},
+    supports={"qdq"},
+)
+ACTS = INT8.but(scheme="symmetric", scale_bits=1, eps=0.001)
+WEIGHTS = INT8_WEIGHT.but(scale_bits=8, eps=2.0**-20)
+STRICT = Backend(
+    "strict",
+    RuleTable("strict", (LINEAR,)),
+    roles={"act": ACTS, "weight": WEIGHTS},
+    takes=(
+        Capability(role=Role.ACT, dtypes=(DType.INT8,), scale_bits=1, min_eps=0.001, observes=("minmax", "mse")),
+        Capability(
+            role=Role.WEIGHT, dtypes=(DType.INT8,), granularities=("per-channel",), scale_bits=8, min_eps=2.0**-20
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (ACTS.but(scale_bits=2), "scales must be powers of two, not have 2 significant bits (scale_bits)"),
+        (ACTS.but(eps=2.0**-12), "the smallest scale (eps) must be at least 0.001, not 0.000244140625"),
+        (ACTS.but(observe="percentile"), "the range must be found by minmax or mse, not percentile (observe)"),
+        (WEIGHTS.but(scale_bits=9), "scales must have 8 significant bits, not have 9 significant bits (scale_bits)"),
+        (WEIGHTS.but(eps=2.0**-23), "the smallest scale (eps) must be at least 9.5367431640625e-07"),
+        (ACTS.but(observe="mse"), None),
+        (WEIGHTS.but(scale_bits=1, observe="percentile"), None),
+    ],
+)
+@pytest.mark.parametrize("qat", [False, True])
+def test_configs_are_held_to_them_by_role(spec: QuantSpec, told: str | None, qat: bool) -> None:
+    program = qc.capture(nn.Sequential(nn.Linear(4, 4)), (torch.ones(2, 4),))
+    config = qc.QuantConfig().set(nn.Linear, spec)
+    given = program if qat else program.eval()
+    if told is None:
+        if not (qat and spec.observe.name == "mse"):
+            assert qc.prepare(given, STRICT, config=config, qat=qat).plan.claims.rows
+        return
+    with pytest.raises(AnnotationError) as caught:
+        qc.prepare(given, STRICT, config=config, qat=qat)
+    assert told in caught.value.what
+    assert "linear (0 : Linear), by the config's rule" in str(caught.value.where)
+    assert caught.value.advice == "choose another spec in the config, or FLOAT"
+
+
+def test_roles_of_a_backend_are_held_to_them_too() -> None:
+    program = qc.capture(nn.Linear(4, 4).eval(), (torch.ones(2, 4),))
+    with pytest.raises(AnnotationError, match="smallest scale"):
+        qc.prepare(program, STRICT.but(act=ACTS.but(eps=2.0**-12)))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -20,6 +21,7 @@ from quantc.spec.formats import DType, PerChannel, PerGroup, PerTensor, PerToken
 from quantc.spec.numerics import (
     BIAS_LIMIT,
     QParams,
+    allowed_scale,
     dequantize,
     fake_quantize,
     fit_weight_scale,
@@ -31,6 +33,8 @@ from quantc.spec.numerics import (
     quantize_bias,
     requantize,
     scale_product,
+    to_significant_bits,
+    why_not_scale,
 )
 from quantc.spec.spec import FP8_E4M3_WEIGHT, FP8_E5M2_WEIGHT, FP16_WEIGHT, INT8, INT8_WEIGHT, UINT8, QuantSpec
 from quantc.store.bit_packing import Width, pack, unpack
@@ -394,3 +398,28 @@ def test_powers_of_two_are_rounded_up_so_that_the_range_is_kept(high: float) -> 
     found = qparams_of_sound_range(torch.tensor(-high), torch.tensor(high), spec).scale
     assert torch.frexp(found).mantissa == 0.5
     assert exact <= found < 2 * exact
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 7, 8, 16, 24])
+@pytest.mark.parametrize("eps", [2.0**-12, 0.0103, 1e-3, 0.3])
+def test_allowed_scales_have_few_bits_and_are_not_below_the_smallest(bits: int, eps: float) -> None:
+    spec = INT8.but(scale_bits=bits, eps=eps, scheme="symmetric")
+    given = torch.cat([torch.logspace(-9, 4, 2000), torch.tensor([eps, eps * 0.999, eps * 1.001, 1.0, 0.5])])
+    found = allowed_scale(given, spec)
+    mantissa = np.frexp(found.numpy().astype(np.float64))[0] * 2.0**bits
+    assert (mantissa == np.round(mantissa)).all()
+    assert bool((found >= torch.tensor(eps)).all())
+    assert why_not_scale(found, spec) is None
+    large = given > 2 * eps
+    error = (found / given - 1)[large]
+    assert float(error.max()) <= (1.0 if bits == 1 else 2.0**-bits * 1.0001)
+    assert float(error.min()) >= (0.0 if bits == 1 else -(2.0**-bits) * 1.0001)
+
+
+def test_scales_with_more_bits_are_named() -> None:
+    told = why_not_scale(torch.tensor([0.5, 0.3]), INT8.but(scale_bits=1))
+    assert told == "the scale 0.3 is no power of two, and the spec asks for that (scale_bits=1)"
+    assert "of more than 2 significant bits" in (why_not_scale(torch.tensor(0.3), INT8.but(scale_bits=2)) or "")
+    assert why_not_scale(torch.tensor(0.3), INT8) is None
+    up = to_significant_bits(torch.tensor([0.26, 0.25, 0.3125]), 2, up=True)
+    assert up.tolist() == [0.375, 0.25, 0.375]

@@ -181,6 +181,13 @@ FAULTY: tuple[Faulty, ...] = (
         Check.OPERANDS,
         "role of kind bias",
     ),
+    Faulty(
+        "weight-like-input",
+        _with_roles("linear", {**PRODUCT, "w": "like x"}),
+        "linear",
+        Check.OPERANDS,
+        "w is the weight of linear, and has the scale of x",
+    ),
     Faulty("wrong-zero-point", _roles(unit=Fixed(1 / 256, 128, UINT8)), "sigmoid", Check.RANGE, "-0.5 to 0.496"),
     Faulty("unsigned-for-signed", _roles(signed_unit=Fixed(1 / 128, 0, UINT8)), "tanh", Check.RANGE, "from 0 to"),
     Faulty("range-too-small", _roles(unit=Fixed(1 / 512, 0, UINT8)), "sigmoid", Check.RANGE, "0 to 0.498"),

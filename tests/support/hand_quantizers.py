@@ -59,6 +59,9 @@ class ByHand:
         return RuleTable(self.name, ()).explain(program, node)
 
 
+BY_HAND = ByHand()
+
+
 def table(name: str, *rules: Rule, act: qc.QuantSpec = qc.UINT8) -> qc.Backend:
     used = {role for rule in rules for role in rule.roles.values()}
     roles = {"act": act, **({"weight": qc.INT8_WEIGHT} if "weight" in used else {})}

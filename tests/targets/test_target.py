@@ -17,12 +17,21 @@ from typer.testing import CliRunner
 import quantc as qc
 from quantc.backends.qnnpack import QNNPACK
 from quantc.cli.app import app
-from quantc.errors import InvariantError, PluginError, UnknownNameError
+from quantc.errors import (
+    ConfigError,
+    InputError,
+    InvariantError,
+    MissingDependencyError,
+    PluginError,
+    QuantcError,
+    UnknownNameError,
+)
 from quantc.ir.program import Program
 from quantc.pipeline.registry import BACKENDS
 from quantc.qdq.ops import is_quantize
 from quantc.targets.target import TARGETS, Invariant, Target, check_invariants, register_target, suffixes
 from quantc.verbs.lower import artifact_of
+from tests.support.faulty_targets import Listed, Names, Untold, erase_all, registered
 
 NPU = replace(QNNPACK, name="npu")
 
@@ -132,6 +141,12 @@ def test_what_cannot_be_saved_is_refused(npu: Target) -> None:
         ({"lower": lambda: None}, "takes nothing"),
         ({"lower": lambda program, device: None}, "takes program, device"),
         ({"lower": 3}, "not callable"),
+        ({"lower": lambda program, *, device: None}, "takes program, device"),
+        ({"lower": dict}, "no signature"),
+        ({"lower": "quantc_nowhere"}, "no lowering function"),
+        ({"lower": ":lower"}, "no lowering function"),
+        ({"lower": "tests.support.raises_at_import:lower"}, "ZeroDivisionError: the license has expired"),
+        ({"lower": instructions, "requires": ("tests.support.raises_at_import", "npu-sdk")}, "the license has expired"),
     ],
 )
 def test_a_lowering_that_cannot_work_is_refused_before_calibration(fields: dict[str, Any], told: str) -> None:
@@ -139,7 +154,25 @@ def test_a_lowering_that_cannot_work_is_refused_before_calibration(fields: dict[
         Target("npu", **fields).check_ready()
 
 
-@pytest.mark.parametrize("fields", [{"suffix": "npu"}, {"suffix": ".qc"}, {"suffix": ".N"}, {"name": "my npu"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"suffix": "npu"},
+        {"suffix": ".qc"},
+        {"suffix": ".N"},
+        {"suffix": 3},
+        {"name": "my npu"},
+        {"name": 3},
+        {"requires": "npu_sdk"},
+        {"requires": ("npu_sdk", "")},
+        {"invariants": "scales"},
+        {"invariants": [coarse]},
+        {"invariants": [Invariant("scales", "coarse")]},  # type: ignore[arg-type]
+        {"arithmetic": "half-up"},
+        {"pipeline": None},
+        {"recognizes": ".npu"},
+    ],
+)
 def test_fields_that_mean_nothing_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(PluginError):
         Target(**{"name": "npu", "lower": instructions, **fields})
@@ -173,3 +206,118 @@ def test_one_of_several_backends_has_its_invariants_held(npu: Target) -> None:
     qc.calibrate(program, [(x,)])
     with pytest.raises(InvariantError, match=npu.name):
         qc.convert(program)
+
+
+def test_invariants_are_found_in_files_too(npu: Target, tmp_path: Path) -> None:
+    prepared(1e4).save(tmp_path / "prepared.qc")
+    with pytest.raises(InvariantError, match=npu.name):
+        qc.convert(qc.load(tmp_path / "prepared.qc"))
+
+
+def test_only_quantized_programs_are_lowered(npu: Target) -> None:
+    never = Invariant("nothing is computed", lambda program: [(next(iter(program.nodes())), "it is there")])
+    with registered(replace(npu, name="npv", suffix=".npv", invariants=(never,))):
+        for given in (qc.capture(nn.Linear(2, 2).eval(), (torch.ones(1, 2),)), prepared()):
+            with pytest.raises(QuantcError, match="is not quantized"):
+                qc.lower(given, "npv")
+        with pytest.raises(InputError, match=r"qc\.lower was given a Linear, and takes a Program"):
+            qc.lower(nn.Linear(2, 2), "npv")  # type: ignore[call-overload]
+    for name in (None, []):
+        with pytest.raises(UnknownNameError, match="no name of a target"):
+            qc.lower(qc.convert(prepared()), name)  # type: ignore[call-overload]
+
+
+def test_a_lowering_works_on_a_copy() -> None:
+    converted = qc.convert(prepared())
+    text, x = converted.dump(), torch.rand(4, 6)
+    expected = converted(x)
+    with registered(Target("npu", erase_all, suffix=".npu")):
+        assert len(qc.lower(converted, "npu").ops) > 3
+    assert converted.dump() == text
+    assert torch.equal(converted(x), expected)
+    assert converted.name != "overwritten"
+
+
+@pytest.mark.parametrize(
+    ("faults", "told"),
+    [
+        (lambda program: 1 / 0, "invariant 'it holds' of target npu failed: ZeroDivisionError"),
+        (lambda program: None, "failed: TypeError: 'NoneType' object is not iterable"),
+        (lambda program: [3], "gives 3"),
+        (lambda program: ["ab"], "gives 'ab'"),
+        (lambda: (), "takes 0 positional arguments"),
+    ],
+)
+def test_an_invariant_that_cannot_tell_is_named(faults: Any, told: str) -> None:
+    converted = qc.convert(prepared())
+    with pytest.raises(PluginError, match=re.escape(told)):
+        check_invariants(converted, Target("npu", instructions, invariants=(Invariant("it holds", faults),)))
+
+
+def test_one_invariant_needs_no_list() -> None:
+    one = Invariant("scales are at most 1", coarse)
+    assert Target("npu", instructions, invariants=one).invariants == (one,)  # type: ignore[arg-type]
+
+
+def test_what_a_lowering_raises_names_the_target_and_the_node(npu: Target) -> None:
+    def lower(program: Program) -> None:
+        for node in program.nodes():
+            if node.op == "call_function":
+                raise KeyError("quantize")
+
+    converted = qc.convert(prepared())
+    with (
+        registered(replace(npu, name="npv", suffix=".npv", lower=lower)),
+        pytest.raises(PluginError, match="lowering to npv failed: KeyError: 'quantize'") as caught,
+    ):
+        qc.lower(converted, "npv")
+    assert str(caught.value.where).startswith("quantize_per_tensor")
+
+
+def test_what_is_missing_is_told_before_lowering_and_how_pip_installs_it(npu: Target) -> None:
+    converted = qc.convert(prepared())
+    with (
+        registered(replace(npu, name="npv", suffix=".npv", requires=("npu_sdk", "npu-sdk[full]"))),
+        pytest.raises(MissingDependencyError, match="npu_sdk is not installed") as caught,
+    ):
+        qc.lower(converted, "npv")
+    assert caught.value.advice == "pip install 'npu-sdk[full]'"
+
+
+def test_files_of_other_tools_are_written_by_targets_from_outside(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"writes no \.tflite files"):
+        artifact_of(tmp_path / "m.tflite")
+    with registered(Target("micro", instructions, suffix=".tflite")):
+        assert artifact_of(tmp_path / "m.tflite") == "micro"
+
+
+def test_options_that_are_handed_on_are_not_compared_with_those_of_kernels() -> None:
+    def lower(program: Program, **options: Any) -> Instructions:
+        return instructions(program, limit=options["most"])
+
+    with registered(Target("npu", lower)):
+        assert len(qc.lower(qc.convert(prepared()), "npu", most=1).ops) == 1
+
+
+def test_a_file_that_the_target_cannot_read_is_not_its_own(tmp_path: Path) -> None:
+    target = Target("npu", instructions, suffix=".npu", recognizes=lambda path: path.read_text().startswith("["))
+    path = tmp_path / "m.npu"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert not target.is_own_file(path)
+    path.write_text("[]")
+    assert target.is_own_file(path)
+
+
+@pytest.mark.parametrize(
+    ("lower", "told"),
+    [
+        (Untold, "to_data() of what npu lowers to failed: TypeError"),
+        (Listed, "to_data() of what npu lowers to gives a list"),
+    ],
+)
+def test_summaries_are_json(lower: Any, told: str) -> None:
+    target = Target("npu", lower)
+    with pytest.raises(PluginError, match=re.escape(told)):
+        target.data_of(lower(prepared()))
+    assert target.data_of(Names(prepared()))["ops"] > 0
+    assert target.data_of(object()) == {}

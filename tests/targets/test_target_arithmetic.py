@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,3 +156,53 @@ def test_rows_that_are_not_there_are_an_error_that_names_the_place(declare: Decl
 def test_the_plan_of_several_backends_has_the_arithmetic_of_each(declare: Declare) -> None:
     both = qc.prepare(qc.capture(nn.Linear(16, 8).eval(), (X,)), [declare(rounding="floor"), "x86"])
     assert both.plan.arithmetic == {"chip": Arithmetic(rounding="floor")}
+
+
+def rounded(exact: np.ndarray, rounding: str) -> np.ndarray:
+    """Numbers rounded by NumPy alone."""
+    ways: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "half-even": np.rint,
+        "half-up": lambda x: np.floor(x + 0.5),
+        "half-away": lambda x: np.sign(x) * np.floor(np.abs(x) + 0.5),
+        "truncate": np.trunc,
+        "floor": np.floor,
+    }
+    return ways[rounding](exact)
+
+
+@pytest.mark.parametrize("saturate", [True, False])
+@pytest.mark.parametrize("multiplier", ["float64", "fixed", "shift"])
+@pytest.mark.parametrize("rounding", ["half-even", "half-up", "half-away", "truncate", "floor"])
+def test_every_arithmetic_is_that_of_numpy(declare: Declare, rounding: str, multiplier: str, saturate: bool) -> None:
+    program = prepared(declare(POWERS, rounding=rounding, multiplier=multiplier, saturate=saturate))
+    integer = qc.convert(program, to="integer")
+    node = product(integer)
+    seen: dict[str, torch.Tensor] = {}
+
+    class Values(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> object:
+            made = super().run_node(n)
+            if isinstance(made, torch.Tensor):
+                seen[n.name] = made
+            return made
+
+    wide = X * 9  # most results leave the range
+    left_the_range = False
+    for batch in (X, wide):
+        Values(integer.root, graph=integer.graph).run(batch)
+        target: Any = node.target
+        given: dict[str, Any] = dict(zip([row.name for row in target._schema.arguments], node.args, strict=False))
+        x, w, b = (seen[given[name].name].numpy().astype(np.int64) for name in ("x", "w", "bias"))
+        scales = [program_scale(integer, name) for name in ("linear:in0", "linear:in1", "relu:out0")]
+        ratio = np.asarray(scales[0] * scales[1] / scales[2], np.float64)
+        exact = (x @ w.T + b) * ratio  # exact: the ratio is a power of two
+        expected = rounded(exact, rounding).astype(np.int64)
+        left_the_range |= bool((expected > 127).any())
+        expected = expected.clip(-128, 127) if saturate else (expected + 128) % 256 - 128
+        expected = expected.clip(0, 127)  # the relu
+        assert np.array_equal(seen[node.name].numpy().astype(np.int64), expected)
+    assert left_the_range
+
+
+def program_scale(program: qc.Program, group: str) -> np.ndarray:
+    return program.plan.qparams[group].scale.double().numpy()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import UnknownNameError
-from quantc.ir.program import Program
+from quantc.ir.program import DumpFormat, Program
 from quantc.text.node_facts import Decision, Decisions, select
 
 
@@ -122,3 +122,17 @@ def test_dot_shows_constants_in_lists_and_in_results() -> None:
     text = qc.capture(Kept().eval(), (torch.ones(2, 2),)).dump("dot")
     assert "k = f32[1,2]" in text
     assert "w = f32[3]" in text
+
+
+@pytest.mark.parametrize("form", ["text", "table", "json", "dot", "graphml"])
+def test_what_is_no_name_is_refused_in_every_form(net: Program, form: DumpFormat) -> None:
+    for only in (3, ["relu"], net.node("relu")):
+        with pytest.raises(UnknownNameError, match="unknown module or range") as caught:
+            net.dump(form, only=only)  # type: ignore[arg-type]
+        assert "first..last" in str(caught.value.advice)
+
+
+def test_a_constant_whose_readers_are_left_out_is_a_box(net: Program) -> None:
+    name = next(node.name for node in net.nodes() if node.op == "get_attr")
+    assert f'"{name}" [label=' in net.dump("dot", only=f"{name}..{name}")
+    assert f'"{name}" [label=' not in net.dump("dot")

@@ -23,7 +23,7 @@ from quantc.ir.sites import Site
 from quantc.spec.formats import PerChannel, PerTensor, Scheme
 from quantc.spec.granularity import normal_axis
 from quantc.spec.instruction_sets import INSTRUCTION_SETS, InstructionSet, PairSums
-from quantc.spec.numerics import QParams, quantize
+from quantc.spec.numerics import QParams, quantize, to_significant_bits
 from quantc.spec.spec import QuantSpec
 
 RangeReduction = Literal["auto", "no", "weights", "activations"]
@@ -136,7 +136,8 @@ class Reduction:
             return
         qparams = self.found[group.name]
         weights = weight_by_channel(product.node, product.weight)
-        scale = PairFit(weights, self._spec(group), x, sums).least(qparams.scale)
+        spec = self._spec(group)
+        scale = to_significant_bits(PairFit(weights, spec, x, sums).least(qparams.scale), spec.scale_bits, up=True)
         raised, factor = int((scale > qparams.scale).sum()), float((scale / qparams.scale).max())
         if not raised:
             return

@@ -218,3 +218,19 @@ def test_tables_end_where_the_narrowed_range_does() -> None:
         found = accumulators(qc.convert(prepared, to=form, reduce_range="activations"))
         assert found.is_safe, str(found)
     assert not accumulators(qc.convert(prepared, to="integer", reduce_range="no")).is_safe
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+def test_raised_scales_have_the_bits_of_the_spec(bits: int) -> None:
+    torch.manual_seed(3)
+    x = torch.randn(16, 64)
+    weight = X86.outcome("weight").spec.but(scale_bits=bits)
+    backend = replace(X86.but(weight=weight, act=UINT8.but(scale_bits=bits)), takes=(), instruction_set="avx2")
+    program = qc.prepare(qc.capture(nn.Sequential(nn.Linear(64, 8)).eval(), (x,)), backend)
+    qc.calibrate(program, [(x,)])
+    converted = qc.convert(program, reduce_range="weights")
+    assert any("weight scales raised" in note for entry in converted.log for note in entry.notes)
+    assert accumulators(converted).is_safe
+    for name in ("linear:in0", "linear:in1"):
+        mantissa = torch.frexp(converted.plan.qparams[name].scale).mantissa.double() * 2.0**bits
+        assert torch.equal(mantissa, mantissa.round())

@@ -1,0 +1,3 @@
+"""A module that does not import."""
+
+raise ZeroDivisionError("the license has expired")
