@@ -226,7 +226,9 @@ class Lowered(nn.Module):
             found = self.module.load_state_dict(own, strict=False)
             self._line = None
             if self.is_compiled:
-                self._run = compile_islands(self._program, self.module)  # compiled code has the old weights
+                self._run = compile_islands(
+                    self._program, self.module, self._running.stand_ins
+                )  # compiled code has the old weights
         missing_keys.extend(f"{inner}{name}" for name in found.missing_keys)
         if strict:
             others = {name for name in state_dict if name.startswith(prefix) and not name.startswith(inner)}
