@@ -76,7 +76,8 @@ class Invariant:
     def broken(self, program: Program, target: str) -> Iterator[str]:
         """The sites of a program that break it, each with the reason. PluginError if it cannot tell."""
         with blamed(f"invariant {self.name!r} of target {target}", program):
-            for each in self.faults(program):
+            found: Iterable[Any] = self.faults(program)
+            for each in found:
                 if not (isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], fx.Node)):
                     raise PluginError(
                         f"invariant {self.name!r} of target {target} gives {each!r}",
@@ -125,7 +126,8 @@ class Target:
     summary: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", self.name):
+        name: Any = self.name
+        if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
             raise PluginError(f"{self.name!r} is no name of a target", advice="lower case letters, digits, - and _")
         if self.suffix and (not re.fullmatch(r"\.[a-z0-9_]+", str(self.suffix)) or self.suffix in OWN_ENDINGS):
             raise PluginError(
@@ -133,8 +135,8 @@ class Target:
                 where=f"suffix={self.suffix!r}",
                 advice="give an ending of its own, with the dot, such as .npu",
             )
-        given = (self.invariants,) if isinstance(self.invariants, Invariant | str) else tuple(self.invariants)
-        object.__setattr__(self, "invariants", given)
+        given: Any = self.invariants
+        object.__setattr__(self, "invariants", (given,) if isinstance(given, Invariant | str) else tuple(given))
         for field, is_right, expected in self._fields():
             if not is_right:
                 raise PluginError(
@@ -145,14 +147,15 @@ class Target:
 
     def _fields(self) -> Iterator[tuple[str, bool, str]]:
         """Fields, whether they hold what they should, and what that is."""
-        pair = self.requires
+        held: Any = self  # fields may hold anything yet
+        pair = held.requires
         is_pair = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str) and part for part in pair)
         yield "requires", pair is None or is_pair, 'a module and what pip installs it by: ("npu_sdk", "npu-sdk")'
-        are_invariants = all(isinstance(each, Invariant) and callable(each.faults) for each in self.invariants)
+        are_invariants = all(isinstance(each, Invariant) and callable(each.faults) for each in held.invariants)
         yield "invariants", are_invariants, "Invariant(name, function of a program) for each"
-        yield "arithmetic", isinstance(self.arithmetic, Arithmetic), "a quantc.spec.arithmetic.Arithmetic"
-        yield "pipeline", isinstance(self.pipeline, str), "pipeline text"
-        yield "recognizes", self.recognizes is None or callable(self.recognizes), "a function of a path"
+        yield "arithmetic", isinstance(held.arithmetic, Arithmetic), "a quantc.spec.arithmetic.Arithmetic"
+        yield "pipeline", isinstance(held.pipeline, str), "pipeline text"
+        yield "recognizes", held.recognizes is None or callable(held.recognizes), "a function of a path"
 
     @property
     def function(self) -> Callable[..., Any]:

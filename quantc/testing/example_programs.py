@@ -51,7 +51,8 @@ class Attention(nn.Module):
         q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
         scores = torch.softmax(q @ k.transpose(-2, -1) * 0.5, -1)
         x = x + self.out((scores @ v).transpose(1, 2).flatten(-2))
-        return x + self.mlp(x)
+        made: Tensor = x + self.mlp(x)
+        return made
 
 
 class Curves(nn.Module):
@@ -78,7 +79,8 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.drop(self.layer(self.layer(x)))
-        return torch.cond(x.sum() > 0, lambda y: torch.relu(y) + 1, lambda y: torch.tanh(y).abs(), (y,))
+        made: Tensor = torch.cond(x.sum() > 0, lambda y: torch.relu(y) + 1, lambda y: torch.tanh(y).abs(), (y,))
+        return made
 
 
 def modules() -> dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]]:
