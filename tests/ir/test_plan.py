@@ -70,11 +70,12 @@ def test_plans_decide_alike_if_claims_reasons_and_outcomes_are_equal() -> None:
 def test_a_copy_of_the_graph_has_a_plan_of_its_own() -> None:
     plan, linear, relu = filled()
     plan.lowered[linear] = "linear"
+    plan.made_for[relu] = "linear"
     plan.instruction_sets["x86"] = "vnni"
     graph = fx.Graph()
     new = {linear: graph.placeholder("linear"), relu: graph.placeholder("relu")}
     copy = plan.renamed(new)
-    assert [list(table) for table in copy.tables] == [[new[linear]], [new[relu]], [new[linear]]]
+    assert [list(table) for table in copy.tables] == [[new[linear]], [new[relu]], [new[linear]], [new[relu]]]
     assert (copy.groups, copy.batches, copy.instruction_sets) == (plan.groups, 3, {"x86": "vnni"})
     copy.outcomes.clear()
     copy.instruction_sets.clear()
