@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from quantc.calibration.collect import Tap
 from quantc.errors import CalibrationError
@@ -62,7 +63,7 @@ class Gradients:
         ]
 
     def _loss(self, outputs: Any, axis: int, batch: int) -> Tensor:
-        flat, _ = torch.utils._pytree.tree_flatten(outputs)
+        flat, _ = pytree.tree_flatten(outputs)
         floats = [x for x in flat if isinstance(x, Tensor) and x.is_floating_point() and x.dim() and x.requires_grad]
         if not floats:
             raise CalibrationError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -32,5 +32,5 @@ class CrossGram(Gram):
         half = self.mean().shape[1] // 2
         return self.matrix()[:, :half, half:]
 
-    def carried(self, by: Change) -> None:
+    def carried(self, by: Change) -> Self | None:
         """None: a change of the weights changes what the quantized model gives."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
@@ -168,7 +168,7 @@ class ConstantInstaller:
             holder.register_buffer(leaf, tensor, persistent=row.kind == "buffer")
 
 
-def check_given(name: str, tensor: torch.Tensor, kind: TensorType, seal: str | None, place: TextPosition) -> None:
+def check_given(name: str, tensor: Any, kind: TensorType, seal: str | None, place: TextPosition) -> None:
     """Raise ParseError unless a constant is what the text says: its type, and its digest."""
     if not isinstance(tensor, torch.Tensor) or type_of_value(tensor) != kind:
         place.fail(f"the constant given for {name!r} is {type_of_value(tensor)}, not {kind}")

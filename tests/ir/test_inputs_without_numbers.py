@@ -79,7 +79,7 @@ def test_a_program_parsed_without_its_constants_does_not_run() -> None:
         qc.calibrate(qc.prepare(qc.parse(str(program)), "x86"), [x])
     for form in ("qdq", "integer"):
         with pytest.raises(InputError, match="parsed without its constants"):
-            qc.convert(qc.parse(str(prepared)), to=form)  # type: ignore[arg-type]
+            qc.convert(qc.parse(str(prepared)), to=form)
     torch.testing.assert_close(qc.parse(str(program), constants(program))(x), program(x))
     assert qc.parse(str(program))(x.to("meta")).shape == (4, 8)
 

@@ -19,7 +19,7 @@ def test_rows_are_those_of_ops_that_are_left_in_the_order_of_the_program() -> No
     program = two_layers()
     first, second = program.node("linear"), program.node("linear_1")
     program.placements = placements(first, second)
-    moved = program.emit(first.target, first.args, before=first, like=first)  # type: ignore[arg-type]
+    moved = program.emit(first.target, first.args, before=first, like=first)
     program.replace(first, moved)
     assert [row.node for row in program.placements.placed] == ["linear", "linear_1"]
     assert program.placements.keys(moved) == ("linear",)

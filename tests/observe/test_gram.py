@@ -15,9 +15,9 @@ from tests.support.laws import law
 from tests.support.statistics import Batch, batches, statistic
 
 
-def reference(data: list[Batch]) -> np.ndarray:  # type: ignore[type-arg]
+def reference(data: list[Batch]) -> np.ndarray:
     rows = np.concatenate([x.numpy().astype(np.float64) for _, x in data], axis=1)
-    found: np.ndarray = np.matmul(rows.transpose(0, 2, 1), rows)  # type: ignore[type-arg]
+    found: np.ndarray = np.matmul(rows.transpose(0, 2, 1), rows)
     return found
 
 
@@ -79,7 +79,7 @@ def test_refusals() -> None:
     with pytest.raises(ObservationError, match="6 channels cannot take in 8 channels"):
         found.update(torch.randn(1, 4, 8), batch=1)
     with pytest.raises(ObservationError, match="cannot be merged with moments"):
-        found.merge(statistic("moments", []))  # type: ignore[arg-type]
+        found.merge(statistic("moments", []))
 
 
 def test_damaged_states() -> None:

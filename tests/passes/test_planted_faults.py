@@ -24,6 +24,7 @@ from quantc.passes import (
     unroll_recurrent,
 )
 from quantc.pipeline.pipeline import Pipeline
+from quantc.targets.block_windows import blocks_of
 from tests.support.paths import TESTS
 from tests.support.text_programs import program_of
 
@@ -67,7 +68,7 @@ def the_reader(program: Program, node: fx.Node, operands: Any) -> None:
 
 
 CONSTANT: Callable[..., Any] = legalize_weights._constant
-BLOCKS: Callable[..., Any] = space_to_depth.blocks_of
+BLOCKS: Callable[..., Any] = blocks_of
 WITHOUT_STATE = {**unroll_recurrent.CELLS, "rnn_tanh": replace(unroll_recurrent.CELLS["rnn_tanh"], states=2)}
 FAULTS: dict[str, tuple[str, Any, str, Any, str]] = {
     "a size that is not that of the example": ("fix-sizes/opened", fix_sizes, "_number", larger, "does not run"),

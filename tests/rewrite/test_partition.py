@@ -144,7 +144,7 @@ def test_a_range_is_a_part_in_every_form(prepared: qc.Program) -> None:
     calls = [node.name for node in part.graph.nodes if node.op == "call_function"]
     assert calls == names[2:7]
     for form in ("text", "table", "json", "dot", "graphml"):
-        text = part.dump(form)  # type: ignore[arg-type]
+        text = part.dump(form)
         assert first in text
         assert last in text
         assert names[8] not in text

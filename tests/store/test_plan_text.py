@@ -84,7 +84,8 @@ def test_a_plan_parses_back_at_every_stage(stage: str, stages: dict[str, Program
     assert str(twin.plan) == str(program.plan)
     for fact in ("quantizer", "config", "outcomes", "groups", "batches", "instruction_sets", "arithmetic"):
         assert getattr(twin.plan, fact) == getattr(program.plan, fact), fact
-    for mine, theirs in zip(twin.plan.tables, program.plan.tables, strict=True):
+    tables: Any = zip(twin.plan.tables, program.plan.tables, strict=True)
+    for mine, theirs in tables:
         assert {node.name: row for node, row in mine.rows.items()} == {
             node.name: row for node, row in theirs.rows.items()
         }
@@ -112,8 +113,8 @@ def test_what_was_parsed_goes_on_as_the_program_does(stages: dict[str, Program])
     calibrated = stages["calibrated"]
     for source in (shared, again(calibrated)):
         for form in ("qdq", "integer"):
-            expected: Any = qc.convert(calibrated, to=form)  # type: ignore[arg-type]
-            actual = qc.convert(source, to=form)  # type: ignore[arg-type]
+            expected: Any = qc.convert(calibrated, to=form)
+            actual = qc.convert(source, to=form)
             assert str(actual) == str(expected)
             assert torch.equal(actual(X), expected(X))
     observed = again(stages["observed"])
@@ -135,7 +136,7 @@ def test_statistics_that_are_not_given_are_withheld_and_said_so(stages: dict[str
         found.qparams(qc.UINT8)
     for form in ("qdq", "integer"):
         with pytest.raises(CalibrationError, match="not given with the text") as caught:
-            qc.convert(parsed, to=form)  # type: ignore[arg-type]
+            qc.convert(parsed, to=form)
         assert "constants(program)" in str(caught.value.advice)
         assert "conv2d:in0" in str(caught.value.where)
     qc.calibrate(parsed, [X], progress="silent")

@@ -39,10 +39,12 @@ def data_of(program: Program) -> tuple[PlanData, TensorWriter]:
     return plan_data(program.plan, names_of(program), tensors), tensors
 
 
-def read_back(program: Program, data: PlanData, tensors: TensorWriter, **options: bool) -> tuple[Plan, list[str]]:
+def read_back(
+    program: Program, data: PlanData, tensors: TensorWriter, needs_statistics: bool = True
+) -> tuple[Plan, list[str]]:
     nodes = {name: node for node, name in names_of(program).items()}
     reader = TensorReader(tensors.records, tensors.stored)
-    found = plan_of(data, nodes, reader, **options)
+    found = plan_of(data, nodes, reader, needs_statistics=needs_statistics)
     reader.finish()
     return found
 

@@ -222,9 +222,10 @@ def test_only_quantized_programs_are_lowered(npu: Target) -> None:
                 qc.lower(given, "npv")
         with pytest.raises(InputError, match=r"qc\.lower was given a Linear, and takes a Program"):
             qc.lower(nn.Linear(2, 2), "npv")  # type: ignore[call-overload]
+    name: Any
     for name in (None, []):
         with pytest.raises(UnknownNameError, match="no name of a target"):
-            qc.lower(qc.convert(prepared()), name)  # type: ignore[call-overload]
+            qc.lower(qc.convert(prepared()), name)
 
 
 def test_a_lowering_works_on_a_copy() -> None:

@@ -358,7 +358,7 @@ def test_a_pass_of_the_user_that_changes_numbers_is_found_before_anything_is_exp
 
         def run(self, program: Program) -> bool:
             node = next(node for node in program.graph.nodes if "dequantize_per_tensor" in str(node.target))
-            node.args = (*node.args[:2], int(node.args[2]) + 1, *node.args[3:])  # type: ignore[call-overload]
+            node.args = (*node.args[:2], int(node.args[2]) + 1, *node.args[3:])
             program.touch()
             return True
 
