@@ -45,7 +45,6 @@ TABLES = (
 
 OWN_GRAPH = "it builds a graph of its own, which is no part of a program before"
 ON_A_COPY = "it changes a copy, to look at it or to compare with; no program that is lowered comes of it"
-KERNELS = "kernels are put in place by hand"
 LEFT: dict[str, str] = {
     "quantc.annotate.float_view": ON_A_COPY,
     "quantc.inspect.surgery": ON_A_COPY,
@@ -55,11 +54,7 @@ LEFT: dict[str, str] = {
     "quantc.rewrite.constant_order": "it drops constants that a region of a partition, or a kernel, has taken over",
     "quantc.rewrite.partition": "it makes programs of the regions of a copy",
     "quantc.targets.kernels.compiled_islands": OWN_GRAPH,
-    "quantc.targets.kernels.fuse_sdpa": KERNELS,
-    "quantc.targets.kernels.kernel_fusion": KERNELS,
-    "quantc.targets.kernels.placement": KERNELS,
-    "quantc.targets.kernels.residual_linear": KERNELS,
-    "quantc.targets.kernels.weight_ownership": KERNELS,
+    "quantc.targets.kernels.weight_ownership": "it puts weights that kernels hold back, in a copy",
     "quantc.testing.synthesis": OWN_GRAPH,
     "quantc.text.graph_parser": OWN_GRAPH,
 }
@@ -70,11 +65,6 @@ META: dict[str, str] = {
     "quantc.targets.executorch.executorch_lowering": EXPORTED,
     "quantc.targets.executorch.partitioning": EXPORTED,
     "quantc.targets.executorch.weight_only_linear": EXPORTED,
-    "quantc.targets.kernels.kernel_fusion": KERNELS,
-    "quantc.targets.kernels.kernel_table": KERNELS,
-    "quantc.targets.kernels.placement": KERNELS,
-    "quantc.targets.kernels.residual_linear": KERNELS,
-    "quantc.testing.loose_pairs": KERNELS,
 }
 """Modules that read or write keys of `node.meta` other than `val`, with the reason. May only shrink."""
 

@@ -469,12 +469,8 @@ class Program(GraphTree):
         for attr in ("name", "method", "training", "stage", "inference_only", "fixed_mode", "example_inputs"):
             setattr(twin, attr, getattr(self, attr))
         twin.log = list(self.log)
-        twin.origins = self.origins.renamed(nodes)
-        twin.modes = self.modes.renamed(nodes)
-        twin.counters = self.counters.renamed(nodes)
-        twin.set_aside = self.set_aside.renamed(nodes)
-        twin.plan = self.plan.renamed(nodes)
-        twin.placements = self.placements.renamed(nodes)
+        for table in ("origins", "modes", "counters", "set_aside", "plan", "placements"):
+            setattr(twin, table, getattr(self, table).renamed(nodes))
         return twin
 
     def save(self, path: str | os.PathLike[str]) -> None:

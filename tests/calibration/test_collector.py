@@ -19,7 +19,6 @@ from quantc.calibration.collect import Collect
 from quantc.errors import CalibrationError, DataError
 from quantc.ir.program import Program
 from quantc.observe import Gram, Moments, Reservoir, Statistics
-from tests.calibration.test_distributed import torchrun
 from tests.support.calibration import (
     BATCHES,
     batch,
@@ -29,6 +28,7 @@ from tests.support.calibration import (
     digest_of_collected,
     prepared,
     small,
+    torchrun,
 )
 from tests.support.paths import ROOT
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,18 +18,7 @@ from quantc.calibration import loop
 from quantc.calibration.calibration_report import CalibrationReport
 from quantc.calibration.distributed import Shard, Team, team_for
 from quantc.errors import CalibrationError, DataError, ObservationError, UnknownNameError
-from tests.support.calibration import BATCHES, batch, data, digest, prepared
-from tests.support.paths import ROOT
-
-
-def torchrun(processes: int, out: Path, *options: str) -> list[str]:
-    """What each process of a torchrun job wrote, in order of rank."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command = [sys.executable, *launch, "-m", "tests.support.calibration", str(out), *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [out.with_name(f"{out.name}.{rank}").read_text(encoding="utf-8") for rank in range(processes)]
+from tests.support.calibration import BATCHES, batch, data, digest, prepared, torchrun
 
 
 def alone(observe: str = "mse") -> str:

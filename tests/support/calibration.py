@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -21,6 +23,7 @@ import quantc as qc
 from quantc.annotate.quantizer import Backend
 from quantc.ir.program import Program
 from quantc.spec.spec import UINT8
+from tests.support.paths import ROOT
 from tests.support.small_backend import SMALL
 
 BATCHES = 9
@@ -40,6 +43,16 @@ class Small(nn.Module):
         y = torch.relu(self.conv2(y) + y)
         out: Tensor = self.head(y.mean((2, 3)))
         return out
+
+
+def torchrun(processes: int, out: Path, *options: str) -> list[str]:
+    """What each process of a torchrun job wrote, in order of rank."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [sys.executable, *launch, "-m", "tests.support.calibration", str(out), *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [out.with_name(f"{out.name}.{rank}").read_text(encoding="utf-8") for rank in range(processes)]
 
 
 def small() -> nn.Module:
