@@ -113,7 +113,9 @@ class _Graph:
         origin = self._origin(node)
         if origin is None or not is_quantize(origin) or not node.all_input_nodes:
             return None
-        return origin if self._name(node.all_input_nodes[0]) == origin.all_input_nodes[0].name else None
+        source = origin.all_input_nodes[0]
+        expected = self._name(source) if origin is node else source.name
+        return origin if self._name(node.all_input_nodes[0]) == expected else None
 
     def _roots(self, node: fx.Node) -> frozenset[fx.Node]:
         """The nodes that made floats of bytes, if nothing but moving has come after; else none."""

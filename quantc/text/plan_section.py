@@ -37,8 +37,9 @@ def plan_lines(program: Program) -> Iterator[str]:
     if program.plan != Plan():
         from quantc.store.plan_text import write_plan
 
-        yield KEYWORD
-        yield from write_plan(program)
+        if facts := [*write_plan(program)]:
+            yield KEYWORD
+            yield from facts
 
 
 def plan_tensors(program: Program) -> dict[str, torch.Tensor]:

@@ -43,6 +43,8 @@ def verify(program: Program) -> None:
 class _Verifier:
     program: Program
     members: set[fx.Node] = field(default_factory=set)
+    cast: set[fx.Graph] = field(default_factory=set)
+    """Graphs that run under autocast, where ops give other types than elsewhere."""
 
     def faults(self) -> Iterator[str]:
         constants: Constants | None = None
@@ -54,6 +56,14 @@ class _Verifier:
                 yield _report(path, lines, node, what)
         yield from self._tables()
 
+    def _note_cast(self, owner: nn.Module, graph: fx.Graph) -> None:
+        """Note the graphs below this one that run under autocast. Outer graphs come first."""
+        for node in graph.find_nodes(op="get_attr"):
+            inner = getattr(attribute(owner, str(node.target)), "graph", None)
+            is_cast = graph in self.cast or any(str(user.target) == "wrap_with_autocast" for user in node.users)
+            if is_cast and isinstance(inner, fx.Graph):
+                self.cast.add(inner)
+
     def _graph(self, path: str, graph: fx.Graph) -> Iterator[tuple[fx.Node | None, str]]:
         """Every fault of one graph, with its node."""
         owner = self.program.root if graph is self.program.graph else graph.owning_module
@@ -63,7 +73,8 @@ class _Verifier:
         is_canonical = self.program.stage >= Stage.CANONICAL
         names: set[str] = set()
         defined: set[fx.Node] = set()
-        check = _NodeChecks(owner, sample_sizes(self.program.signature))
+        self._note_cast(owner, graph)
+        check = _NodeChecks(owner, sample_sizes(self.program.signature), graph not in self.cast)
         for node in graph.nodes:
             for what in check.node(node):
                 yield node, what
@@ -185,6 +196,8 @@ class _NodeChecks:
     owner: nn.Module
     sizes: Mapping[str, int]
     """A size for each symbol."""
+    infers: bool
+    """Whether types are held against those that ops give."""
 
     def node(self, node: fx.Node) -> Iterator[str]:
         match node.op:
@@ -206,7 +219,8 @@ class _NodeChecks:
         target: Any = node.target
         if isinstance(target, OpOverload):
             faults = [*why_not_call(node, target)]
-            yield from faults or (*why_not_type(node, target, self.sizes), *why_not_pair(node, target, self.owner))
+            types = why_not_type(node, target, self.sizes) if self.infers else ()
+            yield from faults or (*types, *why_not_pair(node, target, self.owner))
         elif target is operator.getitem:
             yield from _why_not_item(node)
         elif isinstance(target, HigherOrderOperator):

@@ -126,7 +126,7 @@ def test_a_model_alone_without_batches_is_refused() -> None:
 class Nested(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.block = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 4))
+        self.block = nn.Sequential(nn.Linear(4, 8), nn.LogSigmoid(), nn.Linear(8, 4))
         self.linear = nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,8 @@ def test_the_same_decisions_a_second_time_keep_the_plan_and_its_groups() -> None
     plan = program.plan
     config = qc.QuantConfig().set_op("linear", qc.UINT8)
     outcome = Annotate(backend=quantizer_of("small"), config=config).run(program)
-    assert not outcome.changed
+    assert outcome.changed, "the config, which the text shows"
+    assert not Annotate(backend=quantizer_of("small"), config=config).run(program).changed
     assert program.plan is plan
     assert plan.groups
     assert plan.config == config, "it asked for no more than it gets, and explain knows it"

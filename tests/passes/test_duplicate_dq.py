@@ -19,7 +19,7 @@ HEAD = """program "Readers" stage=quantized method=export mode=eval
 """
 READERS = {
     "a chain": ("%a : f32[2,3] = relu(%d)", "%b : f32[2,3] = mul(%a, %d)", "%c : f32[2,3] = add(%d, %b)"),
-    "a list": ("%a : f32[2,3] = relu(%d)", "%b : f32[4,3] = cat([%d, %a, %d])", "%c : f32[4,3] = abs(%b)"),
+    "a list": ("%a : f32[2,3] = relu(%d)", "%b : f32[6,3] = cat([%d, %a, %d])", "%c : f32[6,3] = abs(%b)"),
 }
 
 

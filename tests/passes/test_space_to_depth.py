@@ -101,6 +101,8 @@ def test_convolutions_without_a_stride_or_of_many_channels_are_left_alone() -> N
 def test_a_convolution_in_float_is_left_alone() -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 3, 8, 8)
-    program = qc.capture(nn.Conv2d(3, 4, 3, 2).eval(), (x,))
-    (found,) = blocked(program, x)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.Conv2d(4, 4, 3)).eval()
+    config = qc.QuantConfig().set("0", qc.FLOAT)
+    program = qc.quantize(model, (x,), [x], backend="executorch", config=config).program
+    found, _ = blocked(program, x)
     assert found.args[0].op == "placeholder"

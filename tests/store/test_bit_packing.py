@@ -21,7 +21,7 @@ from quantc.inspect.size import file_size
 from quantc.ir.program import Program
 from quantc.spec.capability import Capability
 from quantc.spec.spec import QuantSpec
-from quantc.text.digests import constants
+from quantc.text.digests import constants, graph_constants
 from tests.support.paths import TESTS
 from tests.support.store_files import images, taken_apart
 from tests.support.stored_tensors import bits
@@ -103,13 +103,13 @@ def test_what_is_loaded_shares_no_memory(stack: Program, tmp_path: Path) -> None
     weights_in(stack, qc.INT4_GROUP_SYMMETRIC).save(tmp_path / "model.qc")
     loaded = qc.load(tmp_path / "model.qc")
     tensors = [
-        *constants(loaded).values(),
+        *graph_constants(loaded).values(),
         *(part for qparams in loaded.plan.qparams.values() for part in (qparams.scale, qparams.zero_point)),
     ]
     memory = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     assert len(set(memory)) == len(memory)
     before = {name: bits(qparams.scale) for name, qparams in loaded.plan.qparams.items()}
-    for tensor in constants(loaded).values():
+    for tensor in graph_constants(loaded).values():
         tensor.detach().zero_()
     assert {name: bits(qparams.scale) for name, qparams in loaded.plan.qparams.items()} == before
 
@@ -155,7 +155,7 @@ def test_numpy_reads_the_same_weights(width: int, tmp_path: Path) -> None:
     loaded = qc.load(tmp_path / "model.qc")
     results = [loaded(part) - bias for part in torch.split(x, 2)]
     assert torch.allclose(torch.cat(results), expected - bias, atol=1e-6)
-    held = constants(loaded)
+    held = graph_constants(loaded)
     assert np.array_equal(held["weight_quantized"].numpy().reshape(-1), levels.reshape(-1))
     assert np.array_equal(held["weight_zero_point"].numpy().reshape(-1), zeros.reshape(-1))
     assert np.array_equal(held["weight_scale"].numpy().reshape(-1), scales.reshape(-1))
@@ -170,7 +170,7 @@ def test_files_of_the_first_version_still_load(tmp_path: Path) -> None:
     loaded = qc.load(OLD)
     packed = tensors["constants/conv.weight_quantized"].numpy()
     levels = signed(packed, 6 * 3 * 3 * 3, 4)
-    assert np.array_equal(constants(loaded)["conv.weight_quantized"].numpy().reshape(-1), levels)
+    assert np.array_equal(graph_constants(loaded)["conv.weight_quantized"].numpy().reshape(-1), levels)
     expected = [
         [-0.2307, -0.4198, -0.0962, 0.5291, 0.0660, -0.0379],
         [-0.2073, -0.4192, -0.1062, 0.5517, 0.0739, -0.0477],

@@ -62,7 +62,7 @@ def stages(captured: Program) -> dict[str, Program]:
     integer = qc.convert(calibrated, to="integer")
     rows = (captured, annotated, prepared, observed, calibrated, quantized, folded, integer)
     found = {program.stage.label: program for program in rows}
-    assert list(found) == [stage.label for stage in Stage if stage not in (Stage.CAPTURED, Stage.FUSED)]
+    assert list(found) == [stage.label for stage in Stage if stage not in (Stage.CAPTURED, Stage.FUSED, Stage.PLACED)]
     return found
 
 

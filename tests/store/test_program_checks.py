@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.errors import SaveError
 from quantc.ir.program import Program
+from quantc.ir.types import type_of_value
 from tests.support.store_files import images, small_model
 
 
@@ -71,7 +72,8 @@ def test_tensors_of_a_special_kind_are_refused(tmp_path: Path) -> None:
     program = qc.capture(small_model(), (images(),))
     conv = program.root.get_submodule("conv")
     conv.register_buffer("quantized", torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8))
-    program.node("conv_weight").target = "conv.quantized"
+    node = program.node("conv_weight")
+    node.target, node.meta["val"] = "conv.quantized", type_of_value(conv.quantized)
     assert "is torch.strided, torch.qint8" in refused(program, tmp_path).what
 
 

@@ -137,7 +137,7 @@ def test_every_field_of_a_program_and_of_a_plan_is_thought_of() -> None:
     text = {"graph", "root", "signature", "name", "method", "training", "stage", "inference_only", "fixed_mode"}
     document = {"modes", "counters", "log", "origins", "plan", "example_inputs"}
     made_anew = {"_module", "_taken", "_watched"}
-    refused = {"set_aside"}  # a program that has some cannot be saved
+    refused = {"set_aside", "placements"}  # a program that has some cannot be saved
     assert {field.name for field in dataclasses.fields(Program)} == text | document | made_anew | refused
     within_quantizer = {"absent"}
     assert {field.name for field in dataclasses.fields(Plan)} == set(PlanData.model_fields) - {

@@ -131,7 +131,8 @@ def test_scales_that_are_not_shared_are_said(monkeypatch: pytest.MonkeyPatch) ->
         outcome = whole(self, program)
         for node in program.graph.nodes:
             if is_op(node.args[0] if node.args else None, "cat") and is_quantize(node):
-                node.args = (node.args[0], 2 * float(str(node.args[1])), *node.args[2:])
+                for one in (node, *node.users):
+                    one.args = (one.args[0], 2 * float(str(one.args[1])), *one.args[2:])
         return outcome
 
     monkeypatch.setattr(QuantizePass, "run", forgetful)

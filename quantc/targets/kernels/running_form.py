@@ -67,9 +67,8 @@ def split(pipeline: Pipeline) -> tuple[Pipeline, Pipeline]:
 
 def run_on_kernels(program: Program, target: str, choosing: Choosing) -> RunningForm:
     """Bring a program in integer form onto kernels; the program itself is not modified."""
-    inputs = _inputs(program, choosing) if choosing.tune is not False and not choosing.saved else None
-    if inputs is not None:
-        check_inputs(inputs)
+    is_timed = choosing.tune is not False and not choosing.saved
+    inputs = check_inputs(_inputs(program, choosing)) if is_timed else None
     made = _placed(program, target, choosing, inputs)
     form = _form(made)
     others = _of_whole(made.placements.choices) if inputs is not None else {}
