@@ -169,7 +169,7 @@ def best_refusal(rule: Rule, node: fx.Node, matches: MatchSet, free: Matcher) ->
             refusals.append(_lost(outcome, matches))
     if refusals:
         return max(refusals, key=lambda refusal: (_took_part(node, refusal), refusal.progress))
-    users = ", ".join(user.name for user in islice(node.users, 3)) or "nothing"
+    users = ", ".join(user.name for user in sorted(node.users)[:3]) or "nothing"  # in the order of the graph
     reason = f"{node.name} cannot end this rule, and it feeds {users}, which does not lead to a node that can"
     return Refusal(rule, node, Said(reason), 0, node)
 
