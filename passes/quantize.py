@@ -12,6 +12,7 @@ from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.plan import Group, Source, spec_of
 from quantc.ir.program import Program, Stage
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.qdq.fitted_constants import put_fitted
 from quantc.qdq.insertion import PlanWriter
 from quantc.qdq.ops import Scales, scales_for
 from quantc.verify.finite_constants import refuse_unsound
@@ -40,12 +41,14 @@ class QuantizePass(Pass):
 
     def run(self, program: Program) -> Outcome:
         remove_observers(program)
+        fitted = put_fitted(program)
         refuse_unsound(program)
         qparams, notes = find_qparams(program, self.reduce_range)
         program.plan.qparams = qparams
         count = PlanWriter(program, _scales(program)).write()
         program.note_inference_only("it was quantized with fixed scales")
-        return Outcome(count > 0, (f"{count} tensors quantized", *notes, *state_notes(program)))
+        told = (f"{fitted} constants fitted to the data",) if fitted else ()
+        return Outcome(count > 0, (f"{count} tensors quantized", *told, *notes, *state_notes(program)))
 
 
 def _scales(program: Program) -> Callable[[Group, str], Scales]:

@@ -32,11 +32,8 @@ def find_qparams(program: Program, reduce_range: RangeReduction = "auto") -> tup
     have it in the plan from then on.
     """
     places = Places(program)
-    found: dict[str, QParams] = {}
+    found = own_qparams(program, places)
     of_site: dict[Site, str] = {site: group.name for group in program.plan.groups for site in group.places}
-    for group in program.plan.groups:
-        if group.source not in (Source.DERIVED, Source.RUN_TIME):
-            found[group.name] = _qparams(program, group, places)
     notes = [f"{COARSE}{told}" for told in (*coarse_groups(program), *_coarse_weights(program, places, found))]
     notes += _reduce_ranges(program, places, found, reduce_range)
     for group in program.plan.groups:
@@ -49,6 +46,15 @@ def find_qparams(program: Program, reduce_range: RangeReduction = "auto") -> tup
         if group.name in found:
             check_scales(found[group.name].scale, group.name, program.describe(places.value(group.places[0])))
     return found, notes
+
+
+def own_qparams(program: Program, places: Places) -> dict[str, QParams]:
+    """Qparams of the groups that statistics, constants or the plan itself decide, before any range is reduced."""
+    return {
+        group.name: _qparams(program, group, places)
+        for group in program.plan.groups
+        if group.source not in (Source.DERIVED, Source.RUN_TIME)
+    }
 
 
 def _reduce_ranges(program: Program, places: Places, found: dict[str, QParams], what: RangeReduction) -> list[str]:

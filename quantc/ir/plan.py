@@ -20,6 +20,8 @@ from quantc.spec.formats import PerChannel, Timing
 from quantc.spec.spec import INT32_BIAS, QuantSpec
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from quantc.spec.halves import Halves
     from quantc.spec.numerics import QParams
     from quantc.spec.observation import Observation
@@ -127,6 +129,9 @@ class Plan:
     """The number of batches in the statistics."""
     collected: dict[str, Halves] = field(default_factory=dict)
     """What a calibration collected for passes that fit weights, by statistic and tensor: `gram relu:out0`."""
+    fitted: dict[Site, Tensor] = field(default_factory=dict)
+    """By operand site: the float values that a constant takes when the plan is carried out, fitted to the data by
+    `qc.recover`. The program keeps its own, and so computes what the model does."""
     qparams: dict[str, QParams] = field(default_factory=dict)
     """By group name, once `quantize` has run."""
     instruction_sets: dict[str, str] = field(default_factory=dict)
@@ -170,6 +175,7 @@ class Plan:
             dict(self.statistics),
             self.batches,
             dict(self.collected),
+            dict(self.fitted),
             dict(self.qparams),
             dict(self.instruction_sets),
             dict(self.arithmetic),

@@ -31,6 +31,7 @@ from quantc.ir.plan import Plan
 from quantc.ir.signature import Signature, as_tensors
 from quantc.ir.sites import ModeValue, NodeTable, Origin, SetAside, Site
 from quantc.ir.types import ValueType, type_of_value
+from quantc.ir.verdict import Verdict
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -76,6 +77,8 @@ class LogEntry:
     seconds: float
     changed: bool
     notes: tuple[str, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    """What became of each site, where the pass decided by numbers; the notes say the same."""
 
     def __str__(self) -> str:
         text = f"{self.name}: {'changed' if self.changed else 'no change'}, {self.seconds * 1e3:.1f} ms"

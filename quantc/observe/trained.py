@@ -1,4 +1,4 @@
-"""Qparams found by training, in place of statistics."""
+"""Qparams found by training, or fitted to the data, in place of statistics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quantc.spec.spec import Option, QuantSpec
 
 @dataclass(eq=False, slots=True)
 class Trained:
-    """The final qparams of a fake quantizer. It can be neither requested nor updated."""
+    """The final qparams of a fake quantizer, or of a pass that fits weights. It can be neither requested nor updated."""
 
     statistics: ClassVar[str] = "trained"
     order: ClassVar[Order] = Order.MATTERS
@@ -31,7 +31,7 @@ class Trained:
 
     @classmethod
     def empty(cls, share: Share, options: Mapping[str, Option]) -> Self:
-        raise SpecError("trained scales come from training alone", advice="prepare with qat=True, train, and convert")
+        raise SpecError("trained scales come from training and qc.recover alone", advice="prepare with qat=True, train, and convert")
 
     def update(self, x: Tensor, *, where: str = "") -> None:
         raise _fixed(where)
@@ -56,7 +56,7 @@ class Trained:
 
 def _fixed(where: str) -> ObservationError:
     return ObservationError(
-        "scales that training has found do not change with data",
+        "scales that training or qc.recover has found do not change with data",
         where=where or None,
         advice="train further, or prepare without qat=True and calibrate",
     )

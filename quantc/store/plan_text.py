@@ -13,12 +13,13 @@
       group "conv2d:in0" = quantize("UINT8") {source="data", values=["x:out0"], places=["conv2d:in0"]}
       observer "observer_0" = "conv2d:in0" {where="conv2d", enabled=True}
       statistics "conv2d:in0" = "minmax" {share={"kind": "per-tensor"}, values={"seen": 64}} low : f32[] = -1.0
+      fitted "conv2d:in1" value : f32[8, 3, 3, 3] #9f2c01ab
       qparams "conv2d:in0" scale : f32[] = 0.0235, zero_point : i64[] = 128
 
 Nodes and sites are written by name, as in files. An outcome is one of `quantize(spec)`, `fixed(spec, scale, zero_point)`,
 `same_as(site)`, `derived(formula, [sites])` and `float(reason)`; a spec is the text that `QuantSpec.parse` reads. A tensor
 of one element is written as it is; a larger one, as a histogram, is a constant like those of the graphs: dtype, shape
-and digest, to be given as `statistics/<group>/<name>` or `qparams/<group>/<name>`.
+and digest, to be given as `statistics/<group>/<name>`, `fitted/<site>/value` or `qparams/<group>/<name>`.
 """
 
 from __future__ import annotations
@@ -116,10 +117,12 @@ def _lines(program: Program) -> Iterator[str]:
         facts = _attributes(share=record.share.model_dump(mode="json"), values=record.values)
         parts = described(f"statistics/{name}", record.tensors)
         yield f"statistics {quote(name)} = {quote(record.statistics)}{facts}{parts}"
+    yield from (f"fitted {quote(site)}{described(f'fitted/{site}', FITTED)}" for site in data.fitted)
     yield from (f"qparams {quote(name)}{described(f'qparams/{name}', QPARAMS)}" for name in data.qparams)
 
 
 QPARAMS = ("scale", "zero_point")
+FITTED = ("value",)
 
 
 def _given(rows: Mapping[str, str] | None) -> Iterator[tuple[str, str]]:
@@ -253,6 +256,7 @@ class _PlanReader:
             **{name: {} for name in ("claims", "left_float", "lowered", "outcomes", "statistics", "instruction_sets")},
             "arithmetic": {},
             "groups": [],
+            "fitted": [],
             "qparams": [],
         }
 
@@ -271,7 +275,8 @@ class _PlanReader:
             "group": self._group,
             "observer": self._observer,
             "statistics": self._statistics,
-            "qparams": self._qparams,
+            "fitted": lambda row: self._listed(row, "fitted", FITTED),
+            "qparams": lambda row: self._listed(row, "qparams", QPARAMS),
         }
         read = readers.get(keyword.text)
         if read is None:
@@ -405,12 +410,13 @@ class _PlanReader:
         tensors = self._tensors(reader, f"statistics/{name}")
         self.document["statistics"][name] = {"statistics": kind, **facts, "tensors": tensors}
 
-    def _qparams(self, reader: Reader) -> None:
-        name = self._key(reader, "qparams")
+    def _listed(self, reader: Reader, field: str, wanted: tuple[str, ...]) -> None:
+        """A line of tensors alone."""
+        name = self._key(reader, field)
         at = reader.peek().start
-        if sorted(self._tensors(reader, f"qparams/{name}")) != sorted(QPARAMS):
-            reader.fail("qparams are a scale and a zero_point", at=at)
-        self.document["qparams"].append(name)
+        if sorted(self._tensors(reader, f"{field}/{name}")) != sorted(wanted):
+            reader.fail(f"{field} are {' and '.join(wanted)}", at=at)
+        self.document[field].append(name)
 
     # -- parts -----------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class QuantizerData(_Data):
     backends: list[str]
 
 
-ADDED = ("arithmetic", "collected", "made_for")
+ADDED = ("arithmetic", "collected", "fitted", "made_for")
 """Fields that came later, and are written where they say something."""
 
 
@@ -84,6 +84,8 @@ class PlanData(_Data):
     """Files from before it was written leave it to the quantizer."""
     arithmetic: dict[str, Arithmetic] = {}
     collected: dict[str, HalvesRecord] = {}
+    fitted: list[str] = []
+    """Sites; their tensors are stored under `fitted/<site>/value`."""
 
     @model_serializer(mode="wrap")
     def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -138,6 +140,8 @@ def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TakesTensors) -
         collected[name], own = HalvesRecord.of(halves)
         for key, tensor in own.items():
             tensors.add(f"collected/{name}/{key}", tensor)
+    for site, tensor in plan.fitted.items():
+        tensors.add(f"fitted/{site}/value", tensor)
     for name, qparams in plan.qparams.items():
         tensors.add(f"qparams/{name}/scale", qparams.scale)
         tensors.add(f"qparams/{name}/zero_point", qparams.zero_point)
@@ -157,6 +161,7 @@ def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TakesTensors) -
         instruction_sets=plan.instruction_sets,
         arithmetic=plan.arithmetic,
         collected=collected,
+        fitted=[str(site) for site in plan.fitted],
     )
 
 
@@ -231,6 +236,8 @@ def plan_of(
             notes.append(f"what was collected of {name} is left out: it was not given with the text")
         else:
             plan.collected[name] = halves.restore(own, f"plan.collected.{name}")
+    for text in dict.fromkeys(data.fitted):
+        plan.fitted[site_of(text, "fitted")] = _fitted(text, tensors)
     for name in dict.fromkeys(data.qparams):
         plan.qparams[name] = _qparams(name, tensors)
     return plan, notes
@@ -304,6 +311,13 @@ def _instruction_sets(given: dict[str, str] | None, quantizer: Quantizer | None)
         if name and name not in INSTRUCTION_SETS:
             raise _refusal(f"unknown instruction set {name[:60]!r}", f"instruction_sets.{member[:60]}")
     return given
+
+
+def _fitted(text: str, tensors: GivesTensors) -> torch.Tensor:
+    tensor = tensors.take(f"fitted/{text}/value")
+    if not tensor.is_floating_point() or not (tensor.is_meta or bool(torch.isfinite(tensor).all())):
+        raise _refusal("the tensor does not hold finite floats", f"fitted.{text}")
+    return tensor
 
 
 def _qparams(name: str, tensors: GivesTensors) -> QParams:

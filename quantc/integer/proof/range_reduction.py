@@ -59,7 +59,7 @@ class Reduction:
 
     def run(self, what: RangeReduction) -> None:
         """Reduce ranges wherever pair sums could overflow."""
-        for product in self._products() if what != "no" else ():
+        for product in self.products() if what != "no" else ():
             if what != "activations" and self._why_not_coarser(product) is None:
                 self._narrow_weights(product)
             elif self._is_unsafe(product):
@@ -67,7 +67,8 @@ class Reduction:
 
     # -- which products ----------------------------------------------------------------------------------------
 
-    def _products(self) -> Iterator[NarrowedRange]:
+    def products(self) -> Iterator[NarrowedRange]:
+        """The products of quantized factors on instruction sets that add pairs."""
         targets = self.program.plan.instruction_sets
         for graph in self.places.paths:
             for node in graph.nodes:
@@ -83,7 +84,9 @@ class Reduction:
         x, other = (self._group(node, name) for name in FACTORS[op_name(node)])
         if instructions.pairs is None or x is None or other is None:
             return None
-        weight = self.program.tensor(argument(node, FACTORS[op_name(node)][1]))
+        name = FACTORS[op_name(node)][1]
+        fitted = self.program.plan.fitted.get(_operand_site(self.places, node, name))
+        weight = self.program.tensor(argument(node, name)) if fitted is None else fitted
         return NarrowedRange(node, instructions, x, other, None if weight is None else weight.detach())
 
     def _group(self, node: fx.Node, name: str) -> Group | None:
@@ -94,18 +97,19 @@ class Reduction:
     def _spec(self, group: Group) -> QuantSpec:
         return self.specs.get(group.name, cast(Quantize | Fixed, group.outcome).spec)
 
-    def _levels(self, group: Group) -> Levels:
+    def levels(self, group: Group) -> Levels:
+        """The integers of a group, as far as its range was reduced."""
         spec = self._spec(group)
         return Levels(spec.qmin, spec.qmax, spec.dtype.storage)
 
     def _factors(self, product: NarrowedRange) -> Factors:
         """The integers as they are so far."""
         if product.weight is None:
-            return Factors(product.node, self._levels(product.x), self._levels(product.other))
+            return Factors(product.node, self.levels(product.x), self.levels(product.other))
         spec = self._spec(product.other)
         levels = quantize(product.weight, self.found[product.other.name], spec)
         view = weight_by_channel(product.node, levels)
-        return Factors(product.node, self._levels(product.x), Weights(view, view, levels.dtype.is_signed))
+        return Factors(product.node, self.levels(product.x), Weights(view, view, levels.dtype.is_signed))
 
     def _is_unsafe(self, product: NarrowedRange) -> bool:
         """True if pair sums can overflow."""
@@ -131,7 +135,7 @@ class Reduction:
 
     def _narrow_weights(self, product: NarrowedRange) -> None:
         """Raise the scales of the channels that can overflow."""
-        group, sums, x = product.other, _sums(product), self._levels(product.x)
+        group, sums, x = product.other, _sums(product), self.levels(product.x)
         if product.weight is None or not x.is_byte:
             return
         qparams = self.found[group.name]
@@ -186,9 +190,13 @@ class Reduction:
 
 def group_of_factor(places: Places, groups: dict[Site, Group], node: fx.Node, name: str) -> Group | None:
     """Sharing group of an operand by name: its own, or that of the tensor it reads."""
+    return groups.get(_operand_site(places, node, name)) or groups.get(places.out(argument(node, name)))
+
+
+def _operand_site(places: Places, node: fx.Node, name: str) -> Site:
+    """The operand site of an argument by name."""
     index = position(cast(OpOverload, node.target), name)
-    before = sum(isinstance(given, fx.Node) for given in node.args[:index])
-    return groups.get(places.use(node, before)) or groups.get(places.out(argument(node, name)))
+    return places.use(node, sum(isinstance(given, fx.Node) for given in node.args[:index]))
 
 
 def _sums(product: NarrowedRange) -> PairSums:

@@ -1,0 +1,62 @@
+"""Proposals of rounded weights and of corrected biases for one layer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from quantc.recover.fitting import Proposal, is_by_output, mixed
+from quantc.recover.layers import Layer
+from quantc.recover.objective import damped
+from quantc.recover.rounding import by_coordinate, with_feedback
+from quantc.spec.numerics import QParams
+
+Method = Literal["gptq", "coordinate"]
+
+
+def rounded(layer: Layer, method: Method, frees_bias: bool) -> Proposal:
+    """Weights rounded to the layer's grid so that its output changes least, on the half they are fitted to."""
+    moments, is_free = layer.objective.fit, frees_bias and layer.bias is not None
+    products = moments.about_mean() if is_free else moments.products
+    order = products.diagonal(dim1=1, dim2=2).sum(0).argsort(descending=True, stable=True)
+    matrix, unit, share = damped(products[:, order][:, :, order], moments.rows)
+    weights, columns = layer.rows(layer.weight.double()), order.tolist()
+
+    def levels_on(qparams: QParams) -> Proposal:
+        grid = layer.grid(qparams)
+        start = with_feedback(weights, grid, unit, columns) if method == "gptq" else layer.levels(layer.current, qparams)
+        found = by_coordinate(weights, start, grid, matrix, columns)
+        weight = layer.weight_at(found, qparams)
+        return Proposal(weight, qparams, _shift(layer, weight) if is_free else layer.shift, _note(layer, share))
+
+    proposal = levels_on(layer.qparams)
+    if method == "gptq" and not layer.open_qparams.equals(layer.qparams):
+        proposal = _better(layer, proposal, levels_on(layer.open_qparams))
+    return proposal
+
+
+def _better(layer: Layer, one: Proposal, other: Proposal) -> Proposal:
+    """For each output the better proposal on the half that they were fitted to."""
+    errors = [layer.objective.fit.error(layer.rows(layer.weight.double() - each.weight.double()), each.shift) for each in (one, other)]
+    if not is_by_output(layer):
+        return one if float(errors[0].sum()) <= float(errors[1].sum()) else other
+    return mixed(layer, one, other, errors[1] < errors[0])
+
+
+def _note(layer: Layer, share: float) -> str:
+    rows, width = layer.objective.fit.rows, layer.input.width
+    few = f"{rows} rows for {width} inputs, " if rows < width else ""
+    return f"{few}{share:.0%} of the mean added to the diagonal" if few or share > 0.01 else ""
+
+
+def corrected(layer: Layer) -> Proposal | str:
+    """The bias that takes up the mean change of the output."""
+    if layer.bias is None:
+        return "it has no bias of its own"
+    return Proposal(layer.current, layer.qparams, _shift(layer, layer.current))
+
+
+def _shift(layer: Layer, weight: Tensor) -> Tensor:
+    return layer.objective.fit.drift(layer.rows(layer.weight.double() - weight.double()))

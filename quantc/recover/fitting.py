@@ -1,0 +1,132 @@
+"""The driver of passes that fit weights: what a pass proposes for a layer is kept where it lowers the error on the half of
+the batches that it was not fitted to, output by output where the scales allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantc.ir.program import Program
+from quantc.ir.verdict import Verdict
+from quantc.observe.trained import Trained
+from quantc.pipeline.base_pass import Outcome
+from quantc.recover.layers import Layer, layers_of
+from quantc.spec.formats import PerChannel, PerGroup
+from quantc.spec.granularity import as_rows
+from quantc.spec.numerics import QParams
+
+TELL: ContextVar[Callable[[str], None] | None] = ContextVar("TELL", default=None)
+"""Called with the name of each layer before it is fitted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """Rounded weights for a layer, with their scales, and a change of its bias."""
+
+    weight: Tensor
+    qparams: QParams
+    shift: Tensor | None
+    """`[groups, outputs]`, relative to the float bias."""
+    note: str = ""
+
+
+Propose = Callable[[Layer], "Proposal | str"]
+"""A proposal, or the reason why there is none."""
+
+
+@torch.no_grad()
+def fit(program: Program, propose: Propose) -> list[Verdict]:
+    """Fit every layer that can be, and say of each what became of it."""
+    found = []
+    for layer in layers_of(program):
+        if not isinstance(layer, Layer):
+            found.append(Verdict(layer[0], "refused", reason=layer[1]))
+            continue
+        if (tell := TELL.get()) is not None:
+            tell(layer.name)
+        proposal = propose(layer)
+        if isinstance(proposal, str):
+            found.append(Verdict(layer.name, "refused", reason=proposal))
+        else:
+            found.append(_judge(program, layer, proposal))
+    return found
+
+
+def outcome_of(verdicts: list[Verdict]) -> Outcome:
+    """The outcome of a pass that fits."""
+    return Outcome(any(each.fate == "kept" for each in verdicts), tuple(map(str, verdicts)), tuple(verdicts))
+
+
+def _judge(program: Program, layer: Layer, proposal: Proposal) -> Verdict:
+    before = layer.error(layer.current, layer.shift)
+    after = layer.error(proposal.weight, proposal.shift)
+    better = _choice(layer, proposal, before, after)
+    power = float(layer.power().sum()) or 1.0
+    start = float(before.sum()) / power
+    if not bool(better.any()):
+        tried = float(after.sum()) / power
+        return Verdict(layer.name, "undone", start, tried, "not better on the batches that it was not fitted to")
+    kept = mixed(layer, Proposal(layer.current, layer.qparams, layer.shift), proposal, better)
+    _put(program, layer, kept)
+    end = float(torch.where(better, after, before).sum()) / power
+    count = "" if bool(better.all()) else f"{int(better.sum())} of {better.numel()} outputs"
+    return Verdict(layer.name, "kept", start, end, ", ".join(text for text in (count, proposal.note) if text))
+
+
+def _choice(layer: Layer, proposal: Proposal, before: Tensor, after: Tensor) -> Tensor:
+    """The outputs for which the proposal is taken: all or none where they share a scale that changes."""
+    fits = layer.fits(proposal.weight, proposal.qparams)
+    if proposal.qparams.equals(layer.qparams) or is_by_output(layer):
+        return torch.logical_and(after < before, fits)
+    is_better = bool(after.sum() < before.sum()) and bool(fits.all())
+    return torch.full_like(before, is_better, dtype=torch.bool)
+
+
+def is_by_output(layer: Layer) -> bool:
+    """True if no two outputs share a scale."""
+    share = layer.spec.granularity
+    outputs = layer.rows(torch.arange(layer.weight.shape[0]).reshape(-1, *[1] * (layer.weight.dim() - 1)).expand(layer.weight.shape))
+    if isinstance(share, PerChannel | PerGroup):
+        rows = as_rows(_as_weight(layer, torch.arange(outputs[..., 0].numel()).reshape(outputs.shape[:2])), share)
+        return bool((rows == rows[:, :1]).all())
+    return False
+
+
+def _as_weight(layer: Layer, by_output: Tensor) -> Tensor:
+    """A number for each output, spread over the weight."""
+    shape = layer.rows(layer.weight).shape
+    return by_output.unsqueeze(2).expand(shape).reshape(layer.weight.shape)
+
+
+def mixed(layer: Layer, one: Proposal, other: Proposal, is_other: Tensor) -> Proposal:
+    """One proposal for some outputs, `[groups, outputs]`, and the other for the rest."""
+    if bool(is_other.all()):
+        return other
+    mask = _as_weight(layer, is_other)
+    qparams = one.qparams
+    if not qparams.equals(other.qparams):
+        taken = as_rows(mask, layer.spec.granularity)[:, 0].reshape(qparams.scale.shape)
+        qparams = QParams(
+            torch.where(taken, other.qparams.scale, qparams.scale),
+            torch.where(taken, other.qparams.zero_point, qparams.zero_point),
+        )
+    shift = None
+    if one.shift is not None or other.shift is not None:
+        zero = torch.zeros(is_other.shape, dtype=torch.float64)
+        shifts = [zero if each.shift is None else each.shift for each in (one, other)]
+        shift = torch.where(is_other, shifts[1], shifts[0])
+    return Proposal(torch.where(mask, other.weight, one.weight), qparams, shift, other.note)
+
+
+def _put(program: Program, layer: Layer, kept: Proposal) -> None:
+    plan = program.plan
+    plan.statistics[layer.group.name] = Trained(layer.spec.granularity, kept.qparams)
+    for read in layer.reads:
+        plan.fitted[read.site] = kept.weight
+    site = layer.reads[0].bias
+    if kept.shift is not None and layer.bias is not None and site is not None:
+        plan.fitted[site] = (layer.bias.double() + kept.shift.reshape(layer.bias.shape)).to(layer.bias.dtype)

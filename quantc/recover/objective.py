@@ -1,0 +1,98 @@
+"""The error of a layer's output that rounding its weights makes, on the half of the batches that weights are fitted to and
+on the half they are judged on.
+
+Weights come by groups, `[groups, outputs, inputs]`: rows of the problem `y = W x`. Of a change `E` of the weights and one
+`d` of the bias, the mean squared error of the output is `E G Eᵀ − 2 d E m + d²`, with the mean outer product `G` and the
+mean `m` of what the layer reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from quantc.observe.gram import Gram
+from quantc.spec.halves import Halves
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """Mean outer product `[groups, inputs, inputs]` and mean `[groups, inputs]` of what a layer reads, in float64."""
+
+    products: Tensor
+    mean: Tensor
+    rows: int
+
+    def error(self, change: Tensor, shift: Tensor | None = None) -> Tensor:
+        """Mean squared error of each output, `[groups, outputs]`, of a change of the weights, and of the bias."""
+        change = change.double()
+        found = (change @ self.products * change).sum(2)
+        if shift is not None:
+            found = found - 2 * shift * self.drift(change) + shift.square()
+        return found.clamp_(min=0)  # rounding may leave less than nothing
+
+    def drift(self, change: Tensor) -> Tensor:
+        """Mean change of each output, `[groups, outputs]`."""
+        return (change.double() @ self.mean.unsqueeze(2)).squeeze(2)
+
+    def about_mean(self) -> Tensor:
+        """The covariance: what is left of `products` if the bias takes up the mean."""
+        return self.products - self.mean.unsqueeze(2) * self.mean.unsqueeze(1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Objective:
+    """The moments to fit to, and those to judge by."""
+
+    fit: Moments
+    judge: Moments
+
+    @staticmethod
+    def of(grams: Sequence[Halves]) -> Objective:
+        """The objective of a weight that several inputs meet: all of them count as much as they have rows."""
+        return Objective(_moments([cast(Gram, each.even) for each in grams]), _moments([cast(Gram, each.odd) for each in grams]))
+
+
+def why_not(grams: Sequence[Halves]) -> str | None:
+    """The reason why weights cannot be fitted to Grams; None if they can."""
+    even, odd = (sum(getattr(each, half).seen for each in grams) for half in ("even", "odd"))
+    if not even:
+        return "no batch reached it"
+    if not odd:
+        return "only one half of the batches reached it: there is nothing to judge on"
+    return None
+
+
+def _moments(grams: Sequence[Gram]) -> Moments:
+    rows = sum(gram.seen for gram in grams)
+    seen = [gram for gram in grams if gram.seen]
+    products = sum(gram.matrix() for gram in seen) / rows
+    mean = sum(gram.mean() * gram.seen for gram in seen) / rows
+    return Moments(cast(Tensor, products), cast(Tensor, mean), rows)
+
+
+def damped(products: Tensor, rows: int) -> tuple[Tensor, Tensor, float]:
+    """The Cholesky factor that rounding in order takes: `U` of unit diagonal with `U D Uᵀ = products`, but for what was
+    added to the diagonal, and how much that was, as a share of its mean.
+
+    Dead channels get the mean, so that their weights are rounded to nearest. Where fewer rows than channels were seen,
+    the rest of the space is unknown: more is added there.
+    """
+    width = products.shape[-1]
+    diagonal = products.diagonal(dim1=1, dim2=2)
+    mean = diagonal.mean(1, keepdim=True)
+    mean = torch.where(mean > 0, mean, torch.ones_like(mean))
+    dead = torch.diag_embed(torch.where(diagonal > 0, torch.zeros_like(diagonal), mean.expand_as(diagonal)))
+    share = max(0.01, min(0.1, width / (10 * rows)))
+    while True:
+        matrix = products + dead + torch.diag_embed((mean * share).expand_as(diagonal))
+        # the factor from the last channel on, as the error of a channel is taken up by those after it
+        lower, info = torch.linalg.cholesky_ex(matrix.flip(1, 2))
+        if not bool(info.any()):
+            upper = lower.flip(1, 2)
+            return matrix, upper / upper.diagonal(dim1=1, dim2=2).unsqueeze(1), share
+        share *= 10

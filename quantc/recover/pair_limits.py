@@ -1,0 +1,63 @@
+"""Limits on neighbouring weights: sums of two products that an instruction adds in 16 bits.
+
+Where `convert` would raise the scales of such channels, rounding can keep the finer scale, if it keeps the sums of
+neighbours in their bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantc.integer.proof.integer_ranges import Levels
+from quantc.integer.proof.pair_sums import adjacent
+from quantc.integer.proof.weight_fitting import PairFit
+from quantc.spec.instruction_sets import PairSums
+from quantc.spec.spec import QuantSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairLimit:
+    """The instruction that adds two products, and the activations it multiplies."""
+
+    sums: PairSums
+    x: Levels
+
+    def fits(self, weights: Tensor, scale: Tensor, spec: QuantSpec) -> Tensor:
+        """For each scale whether the sums of its channels fit, of weights in the shape of `bounds.by_channel`."""
+        return PairFit(weights, spec, self.x, self.sums).least(scale) <= scale
+
+    def neighbours(self, inputs: int, taps: int) -> Neighbours | None:
+        """The limits by column of a channel's row; None if there are none that hold for single pairs."""
+        low, high = self.sums.multiplied(self.x.qmin, self.x.qmax, self.x.signed)
+        if self.sums.neighbours != "adjacent" or low < 0 or high <= 0:
+            return None
+        firsts, seconds = (each[0] for each in adjacent(torch.arange(inputs * taps).reshape(1, inputs, taps)))
+        most = 2 ** (self.sums.bits - 1)
+        table: list[list[int]] = [[] for _ in range(inputs * taps)]
+        for first, second in zip(firsts.tolist(), seconds.tolist(), strict=True):
+            if second not in table[first]:
+                table[first].append(second)
+                table[second].append(first)
+        return Neighbours(tuple(map(tuple, table)), most // high, (most - 1) // high)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """For each column those that are added to it, and what the levels below and above zero of two may come to."""
+
+    of: tuple[tuple[int, ...], ...]
+    below: int
+    above: int
+
+    def bounds(self, levels: Tensor, column: int, qmin: int, qmax: int) -> tuple[Tensor | int, Tensor | int]:
+        """The levels that a column may take beside what its neighbours have, `[..., columns]`."""
+        low: Tensor | int = max(qmin, -self.below)
+        high: Tensor | int = min(qmax, self.above)
+        for other in self.of[column]:
+            beside = levels[..., other]
+            high = torch.clamp(self.above - beside.clamp(min=0), max=high)
+            low = torch.clamp(-self.below - beside.clamp(max=0), min=low)
+        return low, high
