@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from quantc.verbs.lower import lower
     from quantc.verbs.prepare import prepare
     from quantc.verbs.quantize_model import Result, quantize
+    from quantc.verbs.recover import recover
 
 __version__ = _version("quantc")
 
@@ -106,6 +107,7 @@ _NAMES = {
     "verbs.lower": ("lower",),
     "verbs.prepare": ("prepare",),
     "verbs.quantize_model": ("Result", "quantize"),
+    "verbs.recover": ("recover",),
 }
 """Public names by the module that defines them; it is imported when a name is first used."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
@@ -187,6 +189,7 @@ __all__ = [
     "prepare",
     "qat",
     "quantize",
+    "recover",
     "reference",
     "use_statistics",
 ]

@@ -56,6 +56,11 @@ def _decide(quantizer: Quantizer, config: QuantConfig | None, allow_empty: bool)
     return (*transforms, annotate, Share())
 
 
+def recover() -> Pipeline:
+    """What `qc.recover` runs: fit the scales of weights to what their layers read, then the weights, then the biases."""
+    return Pipeline.parse("rescale,round,correct-bias")
+
+
 def convert(backend: Any = None, reduce_range: RangeReduction = "auto") -> Pipeline:
     """What `qc.convert` runs: carry the plan out, merge what says the same twice, store weights quantized; then what
     the backend wants done at the end, and a proof of what sums can come to. `reduce_range` is that of `quantize`."""

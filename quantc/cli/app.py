@@ -174,6 +174,13 @@ def quantize(
             metavar="COUNT",
         ),
     ] = None,
+    recover: Annotated[
+        str | None,
+        typer.Option(
+            help="Fit weights to what their layers read: auto, or the passes, as in rescale,round,correct-bias.",
+            metavar="auto|PASSES",
+        ),
+    ] = None,
     reduce_range: Annotated[
         Narrowed,
         typer.Option(
@@ -204,7 +211,7 @@ def quantize(
     settings = QuantConfig.load(config) if config is not None else None
     specs = tuple(QuantSpec.parse(text) for text in spec or ())
     taken = Taken.parse(inputs, dtype)
-    wanted = Wanted(BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value, held_out, taken)
+    wanted = Wanted(BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value, held_out, taken, recover or False)
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
     say = partial(typer.echo, err=True)
     check_out(out, wanted.backend, to.value, say)

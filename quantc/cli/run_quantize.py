@@ -138,6 +138,8 @@ class Wanted:
     held_out: int | None = None
     """Number of last batches kept from calibration to measure on."""
     taken: Taken = Taken()
+    recover: bool | str = False
+    """Whether weights are fitted to the data; or how, as pipeline text."""
 
     @property
     def whole_config(self) -> QuantConfig:
@@ -173,6 +175,7 @@ def carry_out(
             to=wanted.to,
             reduce_range=wanted.reduce_range,
             held_out=wanted.held_out,
+            recover=wanted.recover,
             progress=progress,
         )
     except AnnotationError as error:

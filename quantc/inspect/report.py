@@ -16,6 +16,7 @@ from quantc.inspect.comparison import Comparison, Layer
 from quantc.inspect.coverage import Coverage, Verdict
 from quantc.inspect.findings import MODEL_DB, OP_DB, VANISHED, findings
 from quantc.inspect.held_out import Outside
+from quantc.inspect.recovery_report import HEAD, RecoveryReport
 from quantc.inspect.report_html import Section, page
 from quantc.inspect.size import Size
 from quantc.inspect.techniques import HEAD as TECHNIQUE
@@ -134,6 +135,8 @@ class Report:
     """True if calibration saw none of the comparison's data."""
     outside: tuple[Outside, ...] = ()
     """Held-out inputs that are far from the calibrated range."""
+    recovery: RecoveryReport | None = None
+    """What fitting the weights did; None where nothing was fitted."""
 
     def to_data(self) -> dict[str, Any]:
         return {
@@ -146,6 +149,7 @@ class Report:
             "comparison": None if self.comparison is None else self.comparison.to_data(),
             "measured_on": None if self.comparison is None else self.measured_on,
             "held_out": None if self.comparison is None else self.is_held_out,
+            "recovery": None if self.recovery is None else self.recovery.to_data(),
             "outside": [asdict(each) for each in self.outside],
             "thresholds": {"model_dB": MODEL_DB, "op_dB": OP_DB, "vanished": VANISHED},
             "size": self.size.to_data(),
@@ -167,6 +171,7 @@ class Report:
             **(extra or {}),
             "coverage": self.coverage.headline.partition(": ")[2],
             "calibrated with": self._calibration_data,
+            **({} if self.recovery is None else {"fitted": self.recovery.headline}),
             "SQNR": self._sqnr,
             "size": self._size,
             **({} if self.speed is None else {"speed": str(self.speed)}),
@@ -179,12 +184,19 @@ class Report:
         layers = [] if self.comparison is None else [_layer_cells(row, techniques) for row in self.comparison.worst()]
         head, cells = with_techniques(("node", "op", "rule", TECHNIQUE, "module", "alone, dB", "here, dB"), layers)
         floats = [(row.node, row.op, row.module, row.reason) for row in self.coverage.rows_for(Verdict.FLOAT)]
-        noted = [(entry.name, "; ".join(entry.notes)) for entry in self.log if entry.notes]
+        noted = [(entry.name, "; ".join(entry.notes)) for entry in self.log if entry.notes and not entry.judgments]
         title = "what each quantized op costs, the worst first"
         every = [
             Section(title, head, tuple(cells), "result.report.comparison.worst()", len(head) - 2),
             Section(
                 "left float", ("node", "op", "module", "why"), tuple(floats), "result.report.coverage.rows_for('float')"
+            ),
+            Section(
+                "weights fitted to the data",
+                HEAD,
+                () if self.recovery is None else tuple(self.recovery.rows()),
+                "result.prepared.recovery()",
+                3,
             ),
             Section("what was done", ("pass", "notes"), tuple(noted), "result.program.log"),
         ]

@@ -31,13 +31,14 @@ from quantc.ir.plan import Plan
 from quantc.ir.signature import Signature, as_tensors
 from quantc.ir.sites import ModeValue, NodeTable, Origin, SetAside, Site
 from quantc.ir.types import ValueType, type_of_value
-from quantc.ir.verdict import Verdict
+from quantc.ir.judgment import Judgment
 
 if TYPE_CHECKING:
     import networkx as nx
 
     from quantc.inspect.coverage import Coverage
     from quantc.inspect.explain import NodeExplanation
+    from quantc.inspect.recovery_report import RecoveryReport
     from quantc.rewrite.partition import Partition
     from quantc.text.diff import Diff
 
@@ -77,7 +78,7 @@ class LogEntry:
     seconds: float
     changed: bool
     notes: tuple[str, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    judgments: tuple[Judgment, ...] = ()
     """What became of each site, where the pass decided by numbers; the notes say the same."""
 
     def __str__(self) -> str:
@@ -525,6 +526,12 @@ class Program(GraphTree):
         from quantc.inspect.coverage import coverage
 
         return coverage(self)
+
+    def recovery(self) -> RecoveryReport:
+        """What passes that fit weights did, site by site."""
+        from quantc.inspect.recovery_report import RecoveryReport
+
+        return RecoveryReport.of(self.log)
 
     def explain(self, node: fx.Node | str) -> NodeExplanation:
         """The outcome for one node, or for the ops of a module given by its path; every rule tried on it, and the

@@ -14,7 +14,7 @@ from torch import fx
 
 from quantc.errors import PipelineError
 from quantc.ir.program import Program, Stage
-from quantc.ir.verdict import Verdict
+from quantc.ir.judgment import Judgment
 from quantc.support.option_text import spell
 
 KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -35,7 +35,7 @@ class Outcome:
 
     changed: bool
     notes: tuple[str, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    judgments: tuple[Judgment, ...] = ()
     """What became of each site, where a pass decides by numbers."""
 
     def __bool__(self) -> bool:

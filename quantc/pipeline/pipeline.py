@@ -175,8 +175,8 @@ def _run_one(pass_: Pass, program: Program, hooks: Sequence[Hook]) -> None:
     start = perf_counter()
     outcome = pass_.run(program)
     seconds = perf_counter() - start
-    notes, verdicts = (outcome.notes, outcome.verdicts) if isinstance(outcome, Outcome) else ((), ())
-    program.log.append(LogEntry(str(pass_), seconds, bool(outcome), notes, verdicts))
+    notes, judgments = (outcome.notes, outcome.judgments) if isinstance(outcome, Outcome) else ((), ())
+    program.log.append(LogEntry(str(pass_), seconds, bool(outcome), notes, judgments))
     program.stage = max(program.stage, pass_.gives or program.stage)
     for hook in hooks:
         with _told_as(hook, "after", pass_):

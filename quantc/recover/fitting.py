@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quantc.ir.program import Program
-from quantc.ir.verdict import Verdict
+from quantc.ir.judgment import Judgment
 from quantc.observe.trained import Trained
 from quantc.pipeline.base_pass import Outcome
 from quantc.recover.layers import Layer, layers_of
@@ -34,34 +34,37 @@ class Proposal:
     note: str = ""
 
 
+LEAST_GAIN = 2.0**-10
+"""The share of an error that a change must take away to be kept: less is rounding of float32."""
+
 Propose = Callable[[Layer], "Proposal | str"]
 """A proposal, or the reason why there is none."""
 
 
 @torch.no_grad()
-def fit(program: Program, propose: Propose) -> list[Verdict]:
+def fit(program: Program, propose: Propose) -> list[Judgment]:
     """Fit every layer that can be, and say of each what became of it."""
     found = []
     for layer in layers_of(program):
         if not isinstance(layer, Layer):
-            found.append(Verdict(layer[0], "refused", reason=layer[1]))
+            found.append(Judgment(layer[0], "refused", reason=layer[1]))
             continue
         if (tell := TELL.get()) is not None:
             tell(layer.name)
         proposal = propose(layer)
         if isinstance(proposal, str):
-            found.append(Verdict(layer.name, "refused", reason=proposal))
+            found.append(Judgment(layer.name, "refused", reason=proposal))
         else:
             found.append(_judge(program, layer, proposal))
     return found
 
 
-def outcome_of(verdicts: list[Verdict]) -> Outcome:
+def outcome_of(judgments: list[Judgment]) -> Outcome:
     """The outcome of a pass that fits."""
-    return Outcome(any(each.fate == "kept" for each in verdicts), tuple(map(str, verdicts)), tuple(verdicts))
+    return Outcome(any(each.fate == "kept" for each in judgments), tuple(map(str, judgments)), tuple(judgments))
 
 
-def _judge(program: Program, layer: Layer, proposal: Proposal) -> Verdict:
+def _judge(program: Program, layer: Layer, proposal: Proposal) -> Judgment:
     before = layer.error(layer.current, layer.shift)
     after = layer.error(proposal.weight, proposal.shift)
     better = _choice(layer, proposal, before, after)
@@ -69,20 +72,20 @@ def _judge(program: Program, layer: Layer, proposal: Proposal) -> Verdict:
     start = float(before.sum()) / power
     if not bool(better.any()):
         tried = float(after.sum()) / power
-        return Verdict(layer.name, "undone", start, tried, "not better on the batches that it was not fitted to")
+        return Judgment(layer.name, "undone", start, tried, "no better on the batches that it was not fitted to")
     kept = mixed(layer, Proposal(layer.current, layer.qparams, layer.shift), proposal, better)
     _put(program, layer, kept)
     end = float(torch.where(better, after, before).sum()) / power
     count = "" if bool(better.all()) else f"{int(better.sum())} of {better.numel()} outputs"
-    return Verdict(layer.name, "kept", start, end, ", ".join(text for text in (count, proposal.note) if text))
+    return Judgment(layer.name, "kept", start, end, ", ".join(text for text in (count, proposal.note) if text))
 
 
 def _choice(layer: Layer, proposal: Proposal, before: Tensor, after: Tensor) -> Tensor:
     """The outputs for which the proposal is taken: all or none where they share a scale that changes."""
     fits = layer.fits(proposal.weight, proposal.qparams)
     if proposal.qparams.equals(layer.qparams) or is_by_output(layer):
-        return torch.logical_and(after < before, fits)
-    is_better = bool(after.sum() < before.sum()) and bool(fits.all())
+        return torch.logical_and(after < before * (1 - LEAST_GAIN), fits)
+    is_better = bool(after.sum() < before.sum() * (1 - LEAST_GAIN)) and bool(fits.all())
     return torch.full_like(before, is_better, dtype=torch.bool)
 
 

@@ -13,13 +13,21 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeInt,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 from torch import fx
 
 from quantc.capture.pt2.archive_members import inside
 from quantc.errors import InputError, LoadError, ParseError, QuantcError, SaveError
 from quantc.files.endings import check_ending
 from quantc.files.regular_file import as_path
+from quantc.ir.judgment import Judgment
 from quantc.ir.program import LogEntry, Program, Stage
 from quantc.ir.sites import NodeTable, Origin
 from quantc.observe.observation_registry import absent_allowed
@@ -51,6 +59,13 @@ class _Log(_Data):
     seconds: float
     changed: bool
     notes: list[str]
+    judgments: list[Judgment] = []
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without judgments where there are none: earlier versions read such files."""
+        data: dict[str, Any] = dump(self)
+        return {name: value for name, value in data.items() if name != "judgments" or value}
 
 
 class _Origins(_Data):
@@ -106,7 +121,16 @@ def contents(program: Program, lowered: Lowering | None = None) -> tuple[dict[st
     document = _Document(
         written_by=WRITTEN_BY,
         text=program.dump("text", plan=False),
-        log=[_Log(name=row.name, seconds=row.seconds, changed=row.changed, notes=[*row.notes]) for row in program.log],
+        log=[
+            _Log(
+                name=row.name,
+                seconds=row.seconds,
+                changed=row.changed,
+                notes=[*row.notes],
+                judgments=[*row.judgments],
+            )
+            for row in program.log
+        ],
         origins=_origins(program, names),
         inputs=_inputs(program, tensors),
         observers=observer_data(program, names),
@@ -227,7 +251,7 @@ def _program(document: _Document, stored: Mapping[str, torch.Tensor], absent: Se
             f"it observes by what is not here: {told}", where="plan", advice="install the package that offers it"
         )
     nodes = nodes_of(program)
-    program.log = [LogEntry(row.name, row.seconds, row.changed, tuple(row.notes)) for row in document.log]
+    program.log = [LogEntry(row.name, row.seconds, row.changed, tuple(row.notes), tuple(row.judgments)) for row in document.log]
     program.origins = _origin_table(document.origins, nodes)
     program.example_inputs = _example_inputs(program, document.inputs, tensors)
     program.plan, notes = plan_of(document.plan, nodes, tensors, needs_statistics=not is_converted)

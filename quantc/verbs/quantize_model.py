@@ -24,22 +24,26 @@ from quantc.config.config import QuantConfig
 from quantc.errors import CalibrationError, InputError, ModeError, UnknownNameError, suggest
 from quantc.inspect.comparison import Comparison
 from quantc.inspect.held_out import Outside, outside, sound, split_held_out
+from quantc.inspect.recovery_report import RecoveryReport
 from quantc.inspect.report import MeasuredOn, Report, Step
 from quantc.inspect.size import size_and_file
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.batch_inputs import Inputs, batch_of, check_batches, select_inputs
 from quantc.ir.plan import Source
 from quantc.ir.program import Program
-from quantc.pipeline.pipeline import Hook, hooks_of
+from quantc.pipeline.pipeline import Hook, Pipeline, hooks_of
 from quantc.spec.arithmetic import MultiplierChoice
 from quantc.support.progress import Style
 from quantc.verbs.capture import Method, capture
 from quantc.verbs.compare import compare
 from quantc.verbs.convert import Form, check_form, convert
 from quantc.verbs.prepare import prepare
+from quantc.verbs.recover import recover as fit_weights
 
 Mode = Literal["static", "dynamic", "weight-only"]
 MODES = ("static", "dynamic", "weight-only")
+Recover = bool | str | Pipeline
+"""Whether weights are fitted, or how: text of a pipeline, or the pipeline."""
 KEPT = 2
 """Number of batches kept for measuring the outcome."""
 
@@ -85,6 +89,7 @@ def quantize(
     allow_empty: bool = False,
     reduce_range: RangeReduction = "auto",
     held_out: int | Iterable[Any] | None = None,
+    recover: Recover = False,
     hooks: Sequence[Hook] = (),
 ) -> Result:
     """Quantize a model for a backend: capture, prepare, calibrate, convert.
@@ -101,7 +106,10 @@ def quantize(
 
     `held_out` are batches that calibration does not see, to measure the result on: separate batches, or how many of the
     last of `batches`. Without it, the first batches are measured on, and the report says that calibration saw them. A
-    bad result is a warning: see `result.report.warnings`. `hooks` are called around every pass of `prepare` and `convert`.
+    bad result is a warning: see `result.report.warnings`.
+
+    `recover` fits weights to what their layers read, as `qc.recover` does: True for all of its passes, or pipeline text.
+    It takes batches in every mode, at least two. `hooks` are called around every pass of `prepare` and `convert`.
     """
     _check_mode(mode)
     check_form(to)
@@ -114,6 +122,7 @@ def quantize(
         "mode": mode,
         "allow_empty": allow_empty,
         "held_out": held_out,
+        "recover": recover,
         "hooks": hooks,
     }
     rest = {**rest, **converting}
@@ -181,6 +190,7 @@ def quantize_program(
     reduce_range: RangeReduction = "auto",
     progress: Style = "auto",
     held_out: int | Iterable[Any] | None = None,
+    recover: Recover = False,
     hooks: Sequence[Hook] = (),
 ) -> Result:
     """The steps after capture."""
@@ -196,10 +206,10 @@ def quantize_program(
     calibration, measured = None, _examples(captured)
     measured_on: MeasuredOn = "example inputs" if batches is None and kept is None else "batches"
     is_held_out = True
-    if _waiting(prepared):
-        watched = _Watched(_check_given(batches, prepared))
+    if _waiting(prepared) or recover:
+        watched = _Watched(_check_given(batches, prepared, recover))
         with steps("calibrate"):
-            calibration = calibrate(prepared, watched, progress=progress)
+            calibration = calibrate(prepared, watched, progress=progress, collect="recover" if recover else None)
         measured, is_held_out = watched.first, False
     elif batches is not None and kept is None:
         measured = list(islice(batches, KEPT))
@@ -207,6 +217,9 @@ def quantize_program(
     if kept is not None:
         measured, is_held_out = sound(kept, captured), True
         far = outside(prepared, measured) if calibration is not None else ()
+    if recover:
+        with steps("recover"):
+            prepared = fit_weights(prepared, "auto" if recover is True else recover, progress=progress, hooks=hooks)
     with steps("convert"):
         program = convert(prepared, to, multiplier=multiplier, style=style, reduce_range=reduce_range, hooks=hooks)
     with steps("compare"):
@@ -229,6 +242,7 @@ def quantize_program(
         measured_on=measured_on,
         is_held_out=is_held_out,
         outside=far,
+        recovery=RecoveryReport.of(prepared.log) if recover else None,
     )
     return Result(program, prepared, captured, report)
 
@@ -238,9 +252,15 @@ def _waiting(prepared: Program) -> list[str]:
     return [group.name for group in prepared.plan.groups if group.source is Source.DATA]
 
 
-def _check_given(batches: Iterable[Any] | None, prepared: Program) -> Iterable[Any]:
+def _check_given(batches: Iterable[Any] | None, prepared: Program, recover: Recover) -> Iterable[Any]:
     if batches is not None:
         return batches
+    if recover:
+        raise CalibrationError(
+            "no batches were given, and weights are fitted to what their layers read",
+            where=f"qc.quantize(recover={recover!r})",
+            advice="give batches of inputs, at least two; or leave out recover=",
+        )
     waiting = _waiting(prepared)
     shown = ", ".join(waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
     raise CalibrationError(

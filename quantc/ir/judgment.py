@@ -1,4 +1,4 @@
-"""Verdicts of passes that fit weights: what became of each site, and the numbers that decided."""
+"""Judgments of passes that fit weights: what became of each site, and the numbers that decided."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Fate = Literal["kept", "undone", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgment:
     """The fate of one site in one pass."""
 
     site: str

@@ -1,0 +1,84 @@
+"""`qc.recover`: wins back accuracy that rounding costs, before a calibrated program is converted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quantc import pipelines
+from quantc.errors import CalibrationError, PipelineError
+from quantc.ir.program import Program, Stage, check_has_plan, check_program
+from quantc.pipeline.pipeline import Hook, Pipeline, hooks_of
+from quantc.recover.fitting import TELL
+from quantc.support.progress import Style, Told, show_progress
+from quantc.verbs.prepare import check_stage
+
+
+def recover(
+    prepared: Program,
+    passes: str | Pipeline = "auto",
+    *,
+    progress: Style | Told = "auto",
+    hooks: Sequence[Hook] = (),
+) -> Program:
+    """A prepared program whose weights are fitted to the data that it was calibrated with.
+
+    It takes what `qc.calibrate(prepared, batches, collect="recover")` has collected. Passes fit weights to the even
+    batches; each output of a layer keeps the change only where it lowers the error on the odd ones, so that no layer
+    becomes worse than rounded to nearest. `passes` is pipeline text, a pipeline, or "auto", which is
+    `qc.pipelines.recover()`. What became of each layer is in `program.recovery()` and in the log.
+
+    The program keeps its float weights, and computes what it did; `qc.convert` puts the fitted ones in their place.
+    `prepared` is not modified. `progress` is as in `qc.calibrate`; `hooks` are called around every pass.
+    """
+    check_program(prepared, "recover", "prepared = qc.prepare(qc.capture(model, example_inputs), backend)")
+    if prepared.stage < Stage.SHARED:
+        raise CalibrationError(
+            f"{prepared.name} was not prepared",
+            where=f"its stage is {prepared.stage.label}",
+            advice='call qc.prepare and qc.calibrate(prepared, batches, collect="recover") first',
+        )
+    check_stage(prepared, Stage.QUANTIZED, "fitted")
+    check_has_plan(prepared, "recover")
+    if prepared.is_live:
+        raise CalibrationError(
+            f"{prepared.name} was prepared to be trained, and its weights learn",
+            where="qat=True",
+            advice="train it, or prepare without qat=True",
+        )
+    pipeline = _pipeline(passes)
+    if not prepared.plan.collected:
+        raise CalibrationError(
+            f"nothing was collected of what the layers of {prepared.name} read",
+            where="qc.recover",
+            advice='collect it: qc.calibrate(prepared, batches, collect="recover")',
+        )
+    better = prepared.draft()
+    with show_progress(f"fitting {prepared.name}", progress, unit="layers") as told:
+        token = TELL.set(_Counter(told))
+        try:
+            return pipeline.run(better, hooks_of(hooks))
+        finally:
+            TELL.reset(token)
+
+
+class _Counter:
+    """Counts layers for a progress callback."""
+
+    def __init__(self, told: Told) -> None:
+        self._told, self._done = told, 0
+
+    def __call__(self, name: str) -> None:
+        self._done += 1
+        self._told(self._done, None)
+
+
+def _pipeline(passes: str | Pipeline) -> Pipeline:
+    found = passes if isinstance(passes, Pipeline) else pipelines.recover() if passes == "auto" else Pipeline.parse(passes)
+    for each in found:
+        if each.gives is not None or each.before is None or each.before > Stage.QUANTIZED:
+            raise PipelineError(
+                f"{each.name} is no pass that fits or transforms weights",
+                where=str(found),
+                advice=f"choose among those of qc.pipelines.recover(): {pipelines.recover()}",
+            )
+    return found
