@@ -183,6 +183,8 @@ class _Facts:
         if shift is not None:
             shift = shift.reshape(reads[0].input.groups, -1)
         limit = self.limits.get(group.name)
+        if limit is not None and not limit.binds(spec):
+            limit = None
         return Layer(
             name,
             group,

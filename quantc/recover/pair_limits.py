@@ -27,6 +27,12 @@ class PairLimit:
     sums: PairSums
     x: Levels
 
+    def binds(self, spec: QuantSpec) -> bool:
+        """True if levels of a spec can leave the bits."""
+        low, high = self.sums.multiplied(self.x.qmin, self.x.qmax, self.x.signed)
+        most = max(abs(low), abs(high)) * max(-spec.qmin, spec.qmax)
+        return 2 * most >= 2 ** (self.sums.bits - 1)
+
     def fits(self, weights: Tensor, scale: Tensor, spec: QuantSpec) -> Tensor:
         """For each scale whether the sums of its channels fit, of weights in the shape of `bounds.by_channel`."""
         return PairFit(weights, spec, self.x, self.sums).least(scale) <= scale
