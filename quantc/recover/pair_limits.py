@@ -31,7 +31,7 @@ class PairLimit:
         """True if levels of a spec can leave the bits."""
         low, high = self.sums.multiplied(self.x.qmin, self.x.qmax, self.x.signed)
         most = max(abs(low), abs(high)) * max(-spec.qmin, spec.qmax)
-        return 2 * most >= 2 ** (self.sums.bits - 1)
+        return 2 * most >= 1 << (self.sums.bits - 1)
 
     def fits(self, weights: Tensor, scale: Tensor, spec: QuantSpec) -> Tensor:
         """For each scale whether the sums of its channels fit, of weights in the shape of `bounds.by_channel`."""
