@@ -211,7 +211,9 @@ def quantize(
     settings = QuantConfig.load(config) if config is not None else None
     specs = tuple(QuantSpec.parse(text) for text in spec or ())
     taken = Taken.parse(inputs, dtype)
-    wanted = Wanted(BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value, held_out, taken, recover or False)
+    wanted = Wanted(
+        BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value, held_out, taken, recover or False
+    )
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
     say = partial(typer.echo, err=True)
     check_out(out, wanted.backend, to.value, say)

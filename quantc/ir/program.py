@@ -24,6 +24,7 @@ from quantc.errors import AnnotationError, InputError, LoadError, ModeError, Unk
 from quantc.ir.dialect import arguments, is_opaque, short_name
 from quantc.ir.finite_inputs import Watch, check_has_numbers, why_no_range
 from quantc.ir.graph_tree import GraphTree, attribute
+from quantc.ir.judgment import Judgment
 from quantc.ir.lift_constants import lift_constants, with_checked_norms
 from quantc.ir.module_copy import copy_module
 from quantc.ir.placements import Placements
@@ -31,7 +32,6 @@ from quantc.ir.plan import Plan
 from quantc.ir.signature import Signature, as_tensors
 from quantc.ir.sites import ModeValue, NodeTable, Origin, SetAside, Site
 from quantc.ir.types import ValueType, type_of_value
-from quantc.ir.judgment import Judgment
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -31,7 +31,9 @@ class Trained:
 
     @classmethod
     def empty(cls, share: Share, options: Mapping[str, Option]) -> Self:
-        raise SpecError("trained scales come from training and qc.recover alone", advice="prepare with qat=True, train, and convert")
+        raise SpecError(
+            "trained scales come from training and qc.recover alone", advice="prepare with qat=True, train, and convert"
+        )
 
     def update(self, x: Tensor, *, where: str = "") -> None:
         raise _fixed(where)

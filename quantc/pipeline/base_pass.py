@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import fx
 
 from quantc.errors import PipelineError
-from quantc.ir.program import Program, Stage
 from quantc.ir.judgment import Judgment
+from quantc.ir.program import Program, Stage
 from quantc.support.option_text import spell
 
 KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

@@ -24,7 +24,7 @@ def put_fitted(program: Program) -> int:
     for value in dict.fromkeys(places.value(site) for site in fitted):
         reads = places.reads(value)
         found = [wanted.get(reader, {}).get(operand) for reader, operand in reads]
-        kinds = {id(tensor): tensor for tensor in found}
+        kinds = {id(each): each for each in found}
         if len(kinds) == 1 and _is_alone(program, value):
             _set(program, value, found[0])
             continue

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from quantc.recover.fitting import Proposal, is_by_output, mixed
 from quantc.recover.layers import Layer
 from quantc.recover.objective import damped
 from quantc.recover.rounding import by_coordinate, with_feedback
+from quantc.recover.scale_refit import refit
 from quantc.spec.numerics import QParams
 
 Method = Literal["gptq", "coordinate"]
+FEW_LEVELS = 32
+TURNS = 3
 
 
 def rounded(layer: Layer, method: Method, frees_bias: bool) -> Proposal:
@@ -26,8 +28,12 @@ def rounded(layer: Layer, method: Method, frees_bias: bool) -> Proposal:
 
     def levels_on(qparams: QParams) -> Proposal:
         grid = layer.grid(qparams)
-        start = with_feedback(weights, grid, unit, columns) if method == "gptq" else layer.levels(layer.current, qparams)
+        start = (
+            with_feedback(weights, grid, unit, columns) if method == "gptq" else layer.levels(layer.current, qparams)
+        )
         found = by_coordinate(weights, start, grid, matrix, columns)
+        if layer.spec.levels <= FEW_LEVELS and layer.limit is None:
+            found, qparams = _alternated(layer, found, qparams, matrix, columns)
         weight = layer.weight_at(found, qparams)
         return Proposal(weight, qparams, _shift(layer, weight) if is_free else layer.shift, _note(layer, share))
 
@@ -37,9 +43,26 @@ def rounded(layer: Layer, method: Method, frees_bias: bool) -> Proposal:
     return proposal
 
 
+def _alternated(
+    layer: Layer, levels: Tensor, qparams: QParams, products: Tensor, order: list[int]
+) -> tuple[Tensor, QParams]:
+    """Levels and scales fitted in turn, each to the other: where levels are few, scales matter."""
+    weights = layer.rows(layer.weight.double())
+    for _ in range(TURNS):
+        found = refit(layer, levels, qparams, products, order)
+        if found is None:
+            break
+        qparams = found
+        levels = by_coordinate(weights, levels, layer.grid(qparams), products, order)
+    return levels, qparams
+
+
 def _better(layer: Layer, one: Proposal, other: Proposal) -> Proposal:
     """For each output the better proposal on the half that they were fitted to."""
-    errors = [layer.objective.fit.error(layer.rows(layer.weight.double() - each.weight.double()), each.shift) for each in (one, other)]
+    errors = [
+        layer.objective.fit.error(layer.rows(layer.weight.double() - each.weight.double()), each.shift)
+        for each in (one, other)
+    ]
     if not is_by_output(layer):
         return one if float(errors[0].sum()) <= float(errors[1].sum()) else other
     return mixed(layer, one, other, errors[1] < errors[0])

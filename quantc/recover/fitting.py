@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantc.ir.program import Program
 from quantc.ir.judgment import Judgment
+from quantc.ir.program import Program
 from quantc.observe.trained import Trained
 from quantc.pipeline.base_pass import Outcome
 from quantc.recover.layers import Layer, layers_of
@@ -92,7 +92,9 @@ def _choice(layer: Layer, proposal: Proposal, before: Tensor, after: Tensor) -> 
 def is_by_output(layer: Layer) -> bool:
     """True if no two outputs share a scale."""
     share = layer.spec.granularity
-    outputs = layer.rows(torch.arange(layer.weight.shape[0]).reshape(-1, *[1] * (layer.weight.dim() - 1)).expand(layer.weight.shape))
+    outputs = layer.rows(
+        torch.arange(layer.weight.shape[0]).reshape(-1, *[1] * (layer.weight.dim() - 1)).expand(layer.weight.shape)
+    )
     if isinstance(share, PerChannel | PerGroup):
         rows = as_rows(_as_weight(layer, torch.arange(outputs[..., 0].numel()).reshape(outputs.shape[:2])), share)
         return bool((rows == rows[:, :1]).all())

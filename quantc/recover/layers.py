@@ -21,13 +21,12 @@ from quantc.ir.plan import Group, Source
 from quantc.ir.program import Program
 from quantc.ir.site_index import Places
 from quantc.ir.sites import Site
-from quantc.recover.pair_limits import PairLimit
-from quantc.recover.objective import Objective, why_not
-from quantc.recover.rounding import Grid
 from quantc.observe.module import behind, observer_nodes
+from quantc.recover.objective import Objective, why_not
+from quantc.recover.pair_limits import PairLimit
+from quantc.recover.rounding import Grid
 from quantc.spec.formats import PerChannel, PerGroup, PerTensor
 from quantc.spec.granularity import group_view, normal_axis
-from quantc.spec.halves import Halves
 from quantc.spec.numerics import QParams, dequantize, fake_quantize, quantize
 from quantc.spec.spec import QuantSpec
 
@@ -185,7 +184,18 @@ class _Facts:
             shift = shift.reshape(reads[0].input.groups, -1)
         limit = self.limits.get(group.name)
         return Layer(
-            name, group, spec, qparams, self.own[group.name], limit, weight, current, bias, shift, tuple(reads), Objective.of(grams)
+            name,
+            group,
+            spec,
+            qparams,
+            self.own[group.name],
+            limit,
+            weight,
+            current,
+            bias,
+            shift,
+            tuple(reads),
+            Objective.of(grams),
         )
 
 

@@ -54,7 +54,9 @@ class Objective:
     @staticmethod
     def of(grams: Sequence[Halves]) -> Objective:
         """The objective of a weight that several inputs meet: all of them count as much as they have rows."""
-        return Objective(_moments([cast(Gram, each.even) for each in grams]), _moments([cast(Gram, each.odd) for each in grams]))
+        return Objective(
+            _moments([cast(Gram, each.even) for each in grams]), _moments([cast(Gram, each.odd) for each in grams])
+        )
 
 
 def why_not(grams: Sequence[Halves]) -> str | None:

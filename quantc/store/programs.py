@@ -251,7 +251,9 @@ def _program(document: _Document, stored: Mapping[str, torch.Tensor], absent: Se
             f"it observes by what is not here: {told}", where="plan", advice="install the package that offers it"
         )
     nodes = nodes_of(program)
-    program.log = [LogEntry(row.name, row.seconds, row.changed, tuple(row.notes), tuple(row.judgments)) for row in document.log]
+    program.log = [
+        LogEntry(row.name, row.seconds, row.changed, tuple(row.notes), tuple(row.judgments)) for row in document.log
+    ]
     program.origins = _origin_table(document.origins, nodes)
     program.example_inputs = _example_inputs(program, document.inputs, tensors)
     program.plan, notes = plan_of(document.plan, nodes, tensors, needs_statistics=not is_converted)
