@@ -83,10 +83,13 @@ def _judge(program: Program, layer: Layer, proposal: Proposal) -> Judgment:
 def _choice(layer: Layer, proposal: Proposal, before: Tensor, after: Tensor) -> Tensor:
     """The outputs for which the proposal is taken: all or none where they share a scale that changes."""
     fits = layer.fits(proposal.weight, proposal.qparams)
+    steady = [layer.steady_error(layer.current, layer.shift), layer.steady_error(proposal.weight, proposal.shift)]
     if proposal.qparams.equals(layer.qparams) or is_by_output(layer):
-        return torch.logical_and(after < before * (1 - LEAST_GAIN), fits)
-    is_better = bool(after.sum() < before.sum() * (1 - LEAST_GAIN)) and bool(fits.all())
-    return torch.full_like(before, is_better, dtype=torch.bool)
+        return (after < before * (1 - LEAST_GAIN)) & (steady[1] < steady[0]) & fits
+    is_better = all(
+        bool(new.sum() < old.sum() * (1 - least)) for old, new, least in ((before, after, LEAST_GAIN), (*steady, 0.0))
+    )
+    return torch.full_like(before, is_better and bool(fits.all()), dtype=torch.bool)
 
 
 def is_by_output(layer: Layer) -> bool:

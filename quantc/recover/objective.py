@@ -35,6 +35,12 @@ class Moments:
             found = found - 2 * shift * self.drift(change) + shift.square()
         return found.clamp_(min=0)  # rounding may leave less than nothing
 
+    def steady_error(self, change: Tensor, shift: Tensor | None = None) -> Tensor:
+        """`error`, where inputs have a little energy more than they had: that of weights which hardly met any counts too."""
+        energy = _energy(self.products) * share_added(self.products.shape[-1], self.rows)
+        unseen = torch.where(self.products.diagonal(dim1=1, dim2=2) > 0, energy, _energy(self.products))
+        return self.error(change, shift) + (change.double().square() * unseen.unsqueeze(1)).sum(2)
+
     def drift(self, change: Tensor) -> Tensor:
         """Mean change of each output, `[groups, outputs]`."""
         return (change.double() @ self.mean.unsqueeze(2)).squeeze(2)
@@ -84,12 +90,9 @@ def damped(products: Tensor, rows: int) -> tuple[Tensor, Tensor, float]:
     Dead channels get the mean, so that their weights are rounded to nearest. Where fewer rows than channels were seen,
     the rest of the space is unknown: more is added there.
     """
-    width = products.shape[-1]
-    diagonal = products.diagonal(dim1=1, dim2=2)
-    mean = diagonal.mean(1, keepdim=True)
-    mean = torch.where(mean > 0, mean, torch.ones_like(mean))
+    diagonal, mean = products.diagonal(dim1=1, dim2=2), _energy(products)
     dead = torch.diag_embed(torch.where(diagonal > 0, torch.zeros_like(diagonal), mean.expand_as(diagonal)))
-    share = max(0.01, min(0.1, width / (10 * rows)))
+    share = share_added(products.shape[-1], rows)
     while True:
         matrix = products + dead + torch.diag_embed((mean * share).expand_as(diagonal))
         # the factor from the last channel on, as the error of a channel is taken up by those after it
@@ -98,3 +101,14 @@ def damped(products: Tensor, rows: int) -> tuple[Tensor, Tensor, float]:
             upper = lower.flip(1, 2)
             return matrix, upper / upper.diagonal(dim1=1, dim2=2).unsqueeze(1), share
         share *= 10
+
+
+def share_added(width: int, rows: int) -> float:
+    """The share of the mean that is added to the diagonal: more where the rows are few for the channels."""
+    return max(0.01, min(0.1, width / (10 * rows)))
+
+
+def _energy(products: Tensor) -> Tensor:
+    """Mean of the diagonal, `[groups, 1]`; 1 where there is nothing."""
+    mean = products.diagonal(dim1=1, dim2=2).mean(1, keepdim=True)
+    return torch.where(mean > 0, mean, torch.ones_like(mean))
