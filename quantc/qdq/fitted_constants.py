@@ -19,8 +19,8 @@ def put_fitted(program: Program) -> int:
         return 0
     places = Places(program)
     wanted: dict[fx.Node, dict[int, Tensor]] = {}
-    for site, tensor in fitted.items():
-        wanted.setdefault(places.node(site), {})[site.operand or 0] = tensor
+    for site, values in fitted.items():
+        wanted.setdefault(places.node(site), {})[site.operand or 0] = values
     for value in dict.fromkeys(places.value(site) for site in fitted):
         reads = places.reads(value)
         found = [wanted.get(reader, {}).get(operand) for reader, operand in reads]

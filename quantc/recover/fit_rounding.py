@@ -9,37 +9,39 @@ from torch import Tensor
 from quantc.recover.fitting import Proposal, is_by_output, mixed
 from quantc.recover.layers import Layer
 from quantc.recover.objective import damped
-from quantc.recover.rounding import by_coordinate, with_feedback
+from quantc.recover.rounding import Columns, by_coordinate, with_feedback
 from quantc.recover.scale_refit import refit
 from quantc.spec.numerics import QParams
 
 Method = Literal["gptq", "coordinate"]
 FEW_LEVELS = 32
-TURNS = 3
+TURNS = 2
 
 
 def rounded(layer: Layer, method: Method, frees_bias: bool) -> Proposal:
     """Weights rounded to the layer's grid so that its output changes least, on the half they are fitted to."""
     moments, is_free = layer.objective.fit, frees_bias and layer.bias is not None
     products = moments.about_mean() if is_free else moments.products
-    order = products.diagonal(dim1=1, dim2=2).sum(0).argsort(descending=True, stable=True)
+    order = products.diagonal(dim1=1, dim2=2).sum(0).argsort(descending=True, stable=True).tolist()
     matrix, unit, share = damped(products[:, order][:, :, order], moments.rows)
-    weights, columns = layer.rows(layer.weight.double()), order.tolist()
+    weights = layer.rows(layer.weight.double())
 
-    def levels_on(qparams: QParams) -> Proposal:
-        grid = layer.grid(qparams)
-        start = (
-            with_feedback(weights, grid, unit, columns) if method == "gptq" else layer.levels(layer.current, qparams)
-        )
-        found = by_coordinate(weights, start, grid, matrix, columns)
+    def rounded_on(qparams: QParams) -> Proposal:
+        columns = Columns(weights, layer.grid(qparams), order)
+        if method == "gptq":
+            with_feedback(columns, unit)
+        else:
+            columns.start(layer.levels(layer.current, qparams))
+        by_coordinate(columns, matrix)
+        levels = columns.result()
         if layer.spec.levels <= FEW_LEVELS and layer.limit is None:
-            found, qparams = _alternated(layer, found, qparams, matrix, columns)
-        weight = layer.weight_at(found, qparams)
+            levels, qparams = _alternated(layer, levels, qparams, matrix, order)
+        weight = layer.weight_at(levels, qparams)
         return Proposal(weight, qparams, _shift(layer, weight) if is_free else layer.shift, _note(layer, share))
 
-    proposal = levels_on(layer.qparams)
+    proposal = rounded_on(layer.qparams)
     if method == "gptq" and not layer.open_qparams.equals(layer.qparams):
-        proposal = _better(layer, proposal, levels_on(layer.open_qparams))
+        proposal = _better(layer, proposal, rounded_on(layer.open_qparams))
     return proposal
 
 
@@ -53,7 +55,10 @@ def _alternated(
         if found is None:
             break
         qparams = found
-        levels = by_coordinate(weights, levels, layer.grid(qparams), products, order)
+        columns = Columns(weights, layer.grid(qparams), order)
+        columns.start(levels)
+        by_coordinate(columns, products, sweeps=1)
+        levels = columns.result()
     return levels, qparams
 
 

@@ -7,7 +7,9 @@ neighbours in their bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,12 +54,19 @@ class Neighbours:
     below: int
     above: int
 
-    def bounds(self, levels: Tensor, column: int, qmin: int, qmax: int) -> tuple[Tensor | int, Tensor | int]:
-        """The levels that a column may take beside what its neighbours have, `[..., columns]`."""
-        low: Tensor | int = max(qmin, -self.below)
-        high: Tensor | int = min(qmax, self.above)
+    def ordered(self, order: list[int]) -> Neighbours:
+        """The limits of columns in another order."""
+        places = {column: place for place, column in enumerate(order)}
+        return Neighbours(
+            tuple(tuple(places[other] for other in self.of[column]) for column in order), self.below, self.above
+        )
+
+    def bounds(self, levels: Any, column: int, qmin: int, qmax: int) -> tuple[Any, Any]:
+        """The levels that a column may take beside what its neighbours have, `[groups, columns, outputs]`."""
+        low: Any = max(qmin, -self.below)
+        high: Any = min(qmax, self.above)
         for other in self.of[column]:
-            beside = levels[..., other]
-            high = torch.clamp(self.above - beside.clamp(min=0), max=high)
-            low = torch.clamp(-self.below - beside.clamp(max=0), min=low)
+            beside = levels[:, other]
+            high = np.minimum(self.above - np.maximum(beside, 0), high)
+            low = np.maximum(-self.below - np.minimum(beside, 0), low)
         return low, high

@@ -35,6 +35,11 @@ PAIRS = [
     for method in METHODS
     if method == "export" or not case.fx_refuses
 ]
+TAKING_TURNS = [
+    pytest.param(*pair.values, id=pair.id, marks=() if index % 2 else pytest.mark.slow)
+    for index, pair in enumerate(PAIRS)
+]
+"""Every second pair at once; the others are slow."""
 BOTH = [pytest.param(case, id=case.name) for case in CASES if not case.fx_refuses]
 
 
@@ -146,7 +151,7 @@ def test_both_captures_give_the_same_canonical_program(case: Case) -> None:
     assert traced.splitlines() == exported.splitlines()
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("pair", TAKING_TURNS)
 def test_dynamic_batch(pair: tuple[Case, Method]) -> None:
     case, method = pair
     if case.fixed_batch:

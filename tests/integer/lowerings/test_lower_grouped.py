@@ -214,7 +214,7 @@ def by_hand(program: Program, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return reals
 
 
-@pytest.mark.parametrize("multiplier", ["float64", "fixed"])
+@pytest.mark.parametrize("multiplier", [pytest.param("float64", marks=pytest.mark.slow), "fixed"])
 def test_export_compile_and_decomposition_agree(multiplier: Any) -> None:
     program, x = prepared(GROUPED.but(weight=AFFINE4))
     integer = qc.convert(program, to="integer", multiplier=multiplier)
