@@ -3,17 +3,20 @@ the batches that it was not fitted to, output by output where the scales allow."
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.judgment import Judgment
-from quantc.ir.program import Program
+from quantc.ir.program import Program, Stage
 from quantc.observe.trained import Trained
-from quantc.pipeline.base_pass import Outcome
+from quantc.pipeline.base_pass import Outcome, Pass, Preserves
 from quantc.recover.layers import Layer, layers_of
 from quantc.spec.formats import PerChannel, PerGroup
 from quantc.spec.granularity import as_rows
@@ -34,18 +37,50 @@ class Proposal:
     note: str = ""
 
 
+CALIBRATED = "calibrate"
+"""The name under which the log has new data."""
 LEAST_GAIN = 2.0**-10
 """The share of an error that a change must take away to be kept: less is rounding of float32."""
 
-Propose = Callable[[Layer], "Proposal | str"]
-"""A proposal, or the reason why there is none."""
+
+class FittingPass(Pass):
+    """A pass that fits weights. Run again before anything else has changed, it does nothing."""
+
+    needs: ClassVar[Stage] = Stage.SHARED
+    before: ClassVar[Stage | None] = Stage.QUANTIZED
+    preserves: ClassVar[Preserves] = Preserves.EXACTLY
+
+    reduce_range: RangeReduction = "auto"
+    """The `reduce_range` that the program will be converted with: weights are fitted to the scales of that."""
+
+    @abstractmethod
+    def propose(self, layer: Layer) -> Proposal | str:
+        """A proposal, or the reason why there is none."""
+
+    def run(self, program: Program) -> Outcome:
+        if _is_done(program, str(self)):
+            return Outcome(False, ("it has run, and nothing has changed since",))
+        judgments = fit(program, self.propose, self.reduce_range)
+        return Outcome(any(each.fate == "kept" for each in judgments), tuple(map(str, judgments)), tuple(judgments))
+
+
+def _is_done(program: Program, name: str) -> bool:
+    """True if the pass was the last that fitted, and no data has come since."""
+    for entry in reversed(program.log):
+        if entry.name == name and entry.judgments:
+            return True
+        if entry.name == CALIBRATED or (entry.judgments and entry.changed):
+            return False
+    return False
 
 
 @torch.no_grad()
-def fit(program: Program, propose: Propose) -> list[Judgment]:
+def fit(
+    program: Program, propose: Callable[[Layer], Proposal | str], reduce_range: RangeReduction = "auto"
+) -> list[Judgment]:
     """Fit every layer that can be, and say of each what became of it."""
     found = []
-    for layer in layers_of(program):
+    for layer in layers_of(program, reduce_range):
         if not isinstance(layer, Layer):
             found.append(Judgment(layer[0], "refused", reason=layer[1]))
             continue
@@ -57,11 +92,6 @@ def fit(program: Program, propose: Propose) -> list[Judgment]:
         else:
             found.append(_judge(program, layer, proposal))
     return found
-
-
-def outcome_of(judgments: list[Judgment]) -> Outcome:
-    """The outcome of a pass that fits."""
-    return Outcome(any(each.fate == "kept" for each in judgments), tuple(map(str, judgments)), tuple(judgments))
 
 
 def _judge(program: Program, layer: Layer, proposal: Proposal) -> Judgment:

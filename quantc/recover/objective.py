@@ -65,13 +65,17 @@ class Objective:
         )
 
 
-def why_not(grams: Sequence[Halves]) -> str | None:
-    """The reason why weights cannot be fitted to Grams; None if they can."""
+def why_not(grams: Sequence[Halves], shape: tuple[int, int]) -> str | None:
+    """The reason why weights of some groups and inputs cannot be fitted to Grams; None if they can."""
     even, odd = (sum(getattr(each, half).seen for each in grams) for half in ("even", "odd"))
     if not even:
         return "no batch reached it"
     if not odd:
         return "only one half of the batches reached it: there is nothing to judge on"
+    for gram in (half for each in grams for half in (each.even, each.odd)):
+        total = cast(Gram, gram).total
+        if total is not None and total.upper.shape != shape:
+            return f"what was collected has {'x'.join(map(str, total.upper.shape))} channels, and it reads {shape[0]}x{shape[1]}"
     return None
 
 

@@ -27,6 +27,11 @@ class PairLimit:
     sums: PairSums
     x: Levels
 
+    def with_other(self, other: PairLimit) -> PairLimit:
+        """The limit for a weight that both sorts of activations multiply."""
+        x, y = self.x, other.x
+        return PairLimit(self.sums, Levels(min(x.qmin, y.qmin), max(x.qmax, y.qmax), x.dtype if x.signed else y.dtype))
+
     def fits(self, weights: Tensor, scale: Tensor, spec: QuantSpec) -> Tensor:
         """For each scale whether the sums of its channels fit, of weights in the shape of `bounds.by_channel`."""
         return PairFit(weights, spec, self.x, self.sums).least(scale) <= scale

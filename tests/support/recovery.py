@@ -71,7 +71,9 @@ def random_case(seed: int) -> Case:
     batches = _data(generator, shape, rand(generator, 2, 5))
     with torch.no_grad():
         _spoil(generator, layer)
-    modes = ("static", "static", "dynamic", "weight-only") if isinstance(layer, nn.Linear) else ("static", "weight-only")
+    modes = (
+        ("static", "static", "dynamic", "weight-only") if isinstance(layer, nn.Linear) else ("static", "weight-only")
+    )
     mode = chosen(generator, *modes)
     backend = chosen(generator, X86, X86, QNNPACK)
     spec = _spec(generator, layer, mode)
@@ -81,7 +83,10 @@ def random_case(seed: int) -> Case:
 
 
 def _layer(generator: torch.Generator) -> tuple[nn.Module, tuple[int, ...]]:
-    kind, has_bias = chosen(generator, "linear", "linear", "conv1d", "conv2d", "conv2d", "conv3d"), chosen(generator, True, True, False)
+    kind, has_bias = (
+        chosen(generator, "linear", "linear", "conv1d", "conv2d", "conv2d", "conv3d"),
+        chosen(generator, True, True, False),
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rand(generator, 0, 10**6))
         if kind == "linear":
@@ -128,7 +133,9 @@ def _data(generator: torch.Generator, shape: tuple[int, ...], count: int) -> lis
         if kind == "positive":
             x = x.abs()
         if kind == "low rank":
-            x = torch.randn(shape, generator=generator).mean(axis, keepdim=True) * torch.linspace(-1, 2, channels).reshape(by_channel)
+            x = torch.randn(shape, generator=generator).mean(axis, keepdim=True) * torch.linspace(
+                -1, 2, channels
+            ).reshape(by_channel)
         if kind == "constant":
             x = torch.ones(shape) * torch.linspace(0.1, 1, channels).reshape(by_channel)
         found.append(x * factors.reshape(by_channel) + offset.reshape(by_channel))
@@ -194,7 +201,9 @@ def losses(prepared: Program, converted: Program, batches: Sequence[Tensor]) -> 
         assert [each[0] for each in before] == [each[0] for each in changed]
         for index, ((target, args, kwargs), (_, other, other_kwargs)) in enumerate(zip(before, changed, strict=True)):
             found = _output(target, args[0], args, kwargs) - _output(target, args[0], other, other_kwargs)
-            rows = (found if target is aten.linear.default else found.movedim(1, -1)).reshape(-1, found.shape[-1 if target is aten.linear.default else 1])
+            rows = (found if target is aten.linear.default else found.movedim(1, -1)).reshape(
+                -1, found.shape[-1 if target is aten.linear.default else 1]
+            )
             totals[index] = totals.get(index, 0) + rows.square().sum(0)
             counts[index] = counts.get(index, 0) + len(rows)
     return [totals[index] / counts[index] for index in totals]
@@ -202,5 +211,9 @@ def losses(prepared: Program, converted: Program, batches: Sequence[Tensor]) -> 
 
 def _output(target: Any, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     rest = [each.double() if isinstance(each, Tensor) else each for each in args[1:]]
-    found: Tensor = target(x.double(), *rest, **{name: each.double() if isinstance(each, Tensor) else each for name, each in kwargs.items()})
+    found: Tensor = target(
+        x.double(),
+        *rest,
+        **{name: each.double() if isinstance(each, Tensor) else each for name, each in kwargs.items()},
+    )
     return found
