@@ -65,7 +65,7 @@ def _alternated(
 def _better(layer: Layer, one: Proposal, other: Proposal) -> Proposal:
     """For each output the better proposal on the half that they were fitted to."""
     errors = [
-        layer.objective.fit.error(layer.rows(layer.weight.double() - each.weight.double()), each.shift)
+        layer.objective.fit.steady_error(layer.rows(layer.weight.double() - each.weight.double()), each.shift)
         for each in (one, other)
     ]
     if not is_by_output(layer):

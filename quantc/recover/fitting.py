@@ -3,22 +3,27 @@ the batches that it was not fitted to, output by output where the scales allow."
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.judgment import Judgment
-from quantc.ir.program import Program
+from quantc.ir.program import Program, Stage
 from quantc.observe.trained import Trained
-from quantc.pipeline.base_pass import Outcome
+from quantc.pipeline.base_pass import Outcome, Pass, Preserves
 from quantc.recover.layers import Layer, layers_of
 from quantc.spec.formats import PerChannel, PerGroup
 from quantc.spec.granularity import as_rows
 from quantc.spec.numerics import QParams
 
+Propose = Callable[[Layer], "Proposal | str"]
+"""A proposal, or the reason why there is none."""
 TELL: ContextVar[Callable[[str], None] | None] = ContextVar("TELL", default=None)
 """Called with the name of each layer before it is fitted."""
 
@@ -34,18 +39,48 @@ class Proposal:
     note: str = ""
 
 
+CALIBRATED = "calibrate"
+"""The name under which the log has new data."""
 LEAST_GAIN = 2.0**-10
 """The share of an error that a change must take away to be kept: less is rounding of float32."""
 
-Propose = Callable[[Layer], "Proposal | str"]
-"""A proposal, or the reason why there is none."""
+
+class FittingPass(Pass):
+    """A pass that fits weights. Run again before anything else has changed, it does nothing."""
+
+    needs: ClassVar[Stage] = Stage.SHARED
+    before: ClassVar[Stage | None] = Stage.QUANTIZED
+    preserves: ClassVar[Preserves] = Preserves.EXACTLY
+
+    reduce_range: RangeReduction = "auto"
+    """The `reduce_range` that the program will be converted with: weights are fitted to the scales of that."""
+
+    @abstractmethod
+    def propose(self, layer: Layer) -> Proposal | str:
+        """A proposal, or the reason why there is none."""
+
+    def run(self, program: Program) -> Outcome:
+        if _is_done(program, str(self)):
+            return Outcome(False, ("it has run, and nothing has changed since",))
+        judgments = fit(program, self.propose, self.reduce_range)
+        return Outcome(any(each.fate == "kept" for each in judgments), tuple(map(str, judgments)), tuple(judgments))
+
+
+def _is_done(program: Program, name: str) -> bool:
+    """True if the pass was the last that fitted, and no data has come since."""
+    for entry in reversed(program.log):
+        if entry.name == name and entry.judgments:
+            return True
+        if entry.name == CALIBRATED or (entry.judgments and entry.changed):
+            return False
+    return False
 
 
 @torch.no_grad()
-def fit(program: Program, propose: Propose) -> list[Judgment]:
+def fit(program: Program, propose: Propose, reduce_range: RangeReduction = "auto") -> list[Judgment]:
     """Fit every layer that can be, and say of each what became of it."""
     found = []
-    for layer in layers_of(program):
+    for layer in layers_of(program, reduce_range):
         if not isinstance(layer, Layer):
             found.append(Judgment(layer[0], "refused", reason=layer[1]))
             continue
@@ -55,16 +90,27 @@ def fit(program: Program, propose: Propose) -> list[Judgment]:
         if isinstance(proposal, str):
             found.append(Judgment(layer.name, "refused", reason=proposal))
         else:
-            found.append(_judge(program, layer, proposal))
+            found.append(_judge(program, layer, proposal, propose))
     return found
 
 
-def outcome_of(judgments: list[Judgment]) -> Outcome:
-    """The outcome of a pass that fits."""
-    return Outcome(any(each.fate == "kept" for each in judgments), tuple(map(str, judgments)), tuple(judgments))
+def _on_all(layer: Layer, propose: Propose, proposal: Proposal) -> Proposal:
+    """The proposal fitted anew to all batches, now that it has proved itself; for outputs that are not better so, as it
+    was."""
+    again = propose(replace(layer, objective=layer.objective.of_all()))
+    if isinstance(again, str):
+        return proposal
+    errors = [layer.error(each.weight, each.shift) for each in (proposal, again)]
+    better = (errors[1] <= errors[0]) & layer.fits(again.weight, again.qparams)
+    if not is_by_output(layer):
+        is_better = float(errors[1].sum()) <= float(errors[0].sum()) and bool(
+            layer.fits(again.weight, again.qparams).all()
+        )
+        return again if is_better else proposal
+    return mixed(layer, proposal, again, better)
 
 
-def _judge(program: Program, layer: Layer, proposal: Proposal) -> Judgment:
+def _judge(program: Program, layer: Layer, proposal: Proposal, propose: Propose) -> Judgment:
     before = layer.error(layer.current, layer.shift)
     after = layer.error(proposal.weight, proposal.shift)
     better = _choice(layer, proposal, before, after)
@@ -73,7 +119,8 @@ def _judge(program: Program, layer: Layer, proposal: Proposal) -> Judgment:
     if not bool(better.any()):
         tried = float(after.sum()) / power
         return Judgment(layer.name, "undone", start, tried, "no better on the batches that it was not fitted to")
-    kept = mixed(layer, Proposal(layer.current, layer.qparams, layer.shift), proposal, better)
+    now = Proposal(layer.current, layer.qparams, layer.shift)
+    kept = mixed(layer, now, _on_all(layer, propose, proposal), better)
     _put(program, layer, kept)
     end = float(torch.where(better, after, before).sum()) / power
     count = "" if bool(better.all()) else f"{int(better.sum())} of {better.numel()} outputs"
@@ -83,10 +130,11 @@ def _judge(program: Program, layer: Layer, proposal: Proposal) -> Judgment:
 def _choice(layer: Layer, proposal: Proposal, before: Tensor, after: Tensor) -> Tensor:
     """The outputs for which the proposal is taken: all or none where they share a scale that changes."""
     fits = layer.fits(proposal.weight, proposal.qparams)
+    steady = [layer.steady_error(layer.current, layer.shift), layer.steady_error(proposal.weight, proposal.shift)]
     if proposal.qparams.equals(layer.qparams) or is_by_output(layer):
-        return torch.logical_and(after < before * (1 - LEAST_GAIN), fits)
-    is_better = bool(after.sum() < before.sum() * (1 - LEAST_GAIN)) and bool(fits.all())
-    return torch.full_like(before, is_better, dtype=torch.bool)
+        return (after < before * (1 - LEAST_GAIN)) & (steady[1] < steady[0]) & fits
+    is_better = bool(after.sum() < before.sum() * (1 - LEAST_GAIN)) and bool(steady[1].sum() < steady[0].sum())
+    return torch.full_like(before, is_better and bool(fits.all()), dtype=torch.bool)
 
 
 def is_by_output(layer: Layer) -> bool:

@@ -14,7 +14,7 @@ from quantc.calibration.collect import key_of
 from quantc.calibration.layer_inputs import LayerInput, layer_inputs
 from quantc.calibration.qparams import own_qparams
 from quantc.integer.proof.factors import weight_by_channel
-from quantc.integer.proof.range_reduction import Reduction
+from quantc.integer.proof.range_reduction import RangeReduction, Reduction
 from quantc.ir.decisions import Quantize
 from quantc.ir.dialect import argument, position
 from quantc.ir.plan import Group, Source
@@ -105,6 +105,10 @@ class Layer:
         """Mean squared error of each output on the half that judges, for rounded weights and a change of the bias."""
         return self.objective.judge.error(self.rows(self.weight.double() - weight.double()), shift)
 
+    def steady_error(self, weight: Tensor, shift: Tensor | None) -> Tensor:
+        """`error`, with weights that hardly met any input counted too."""
+        return self.objective.judge.steady_error(self.rows(self.weight.double() - weight.double()), shift)
+
 
 def spread(qparams: QParams, like: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
     """Scale and zero point of each weight."""
@@ -120,9 +124,9 @@ def spread(qparams: QParams, like: Tensor, spec: QuantSpec) -> tuple[Tensor, Ten
     return tuple(x.unsqueeze(axis).expand(view.shape).reshape(like.shape) for x in (qparams.scale, qparams.zero_point))  # type: ignore[return-value]
 
 
-def layers_of(program: Program) -> Iterator[Layer | tuple[str, str]]:
+def layers_of(program: Program, reduce_range: RangeReduction) -> Iterator[Layer | tuple[str, str]]:
     """The layers of a calibrated program, in its order; of those that cannot be fitted the name and the reason."""
-    facts = _Facts.of(program)
+    facts = _Facts.of(program, reduce_range)
     for group in program.plan.groups:
         if group.source is Source.CONSTANTS and isinstance(group.outcome, Quantize) and group.values:
             name = program.describe(facts.places.node(group.places[0]))
@@ -145,16 +149,18 @@ class _Facts:
     limits: Mapping[str, PairLimit]
 
     @staticmethod
-    def of(program: Program) -> _Facts:
+    def of(program: Program, reduce_range: RangeReduction) -> _Facts:
         places = Places(program)
         own = own_qparams(program, places)
         qparams = dict(own)
         reduction = Reduction(program, places, qparams)
-        reduction.run("auto")
-        limits = {}
+        reduction.run(reduce_range)
+        limits: dict[str, PairLimit] = {}
         for product in reduction.products():
-            if product.instructions.pairs is not None and product.weight is not None:
-                limits[product.other.name] = PairLimit(product.instructions.pairs, reduction.levels(product.x))
+            if product.instructions.pairs is not None and product.weight is not None and reduce_range != "no":
+                limit = PairLimit(product.instructions.pairs, reduction.levels(product.x))
+                known = limits.get(product.other.name)
+                limits[product.other.name] = limit if known is None else known.with_other(limit)
         names = {site: group.name for group in program.plan.groups for site in group.places}
         reads: dict[str, list[Read]] = {}
         for found in layer_inputs(program):
@@ -172,7 +178,7 @@ class _Facts:
         grams = [gram for gram in collected if gram is not None]
         if weight is None or len(grams) < len(reads):
             return "no Gram matrix was collected of what it reads"
-        if (reason := why_not(grams)) is not None:
+        if (reason := why_not(grams, (reads[0].input.groups, reads[0].input.width))) is not None:
             return reason
         weight = weight.detach().float()
         qparams = self.qparams[group.name]

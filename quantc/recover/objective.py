@@ -35,9 +35,23 @@ class Moments:
             found = found - 2 * shift * self.drift(change) + shift.square()
         return found.clamp_(min=0)  # rounding may leave less than nothing
 
+    def steady_error(self, change: Tensor, shift: Tensor | None = None) -> Tensor:
+        """`error`, where inputs have a little energy more than they had: that of weights which hardly met any counts too."""
+        energy = _energy(self.products) * share_added(self.products.shape[-1], self.rows)
+        unseen = torch.where(self.products.diagonal(dim1=1, dim2=2) > 0, energy, _energy(self.products))
+        return self.error(change, shift) + (change.double().square() * unseen.unsqueeze(1)).sum(2)
+
     def drift(self, change: Tensor) -> Tensor:
         """Mean change of each output, `[groups, outputs]`."""
         return (change.double() @ self.mean.unsqueeze(2)).squeeze(2)
+
+    def merged(self, other: Moments) -> Moments:
+        """The moments of the rows of both."""
+        rows = self.rows + other.rows
+        share = self.rows / rows
+        return Moments(
+            self.products * share + other.products * (1 - share), self.mean * share + other.mean * (1 - share), rows
+        )
 
     def about_mean(self) -> Tensor:
         """The covariance: what is left of `products` if the bias takes up the mean."""
@@ -58,14 +72,23 @@ class Objective:
             _moments([cast(Gram, each.even) for each in grams]), _moments([cast(Gram, each.odd) for each in grams])
         )
 
+    def of_all(self) -> Objective:
+        """The objective of both halves together."""
+        every = self.fit.merged(self.judge)
+        return Objective(every, every)
 
-def why_not(grams: Sequence[Halves]) -> str | None:
-    """The reason why weights cannot be fitted to Grams; None if they can."""
+
+def why_not(grams: Sequence[Halves], shape: tuple[int, int]) -> str | None:
+    """The reason why weights of some groups and inputs cannot be fitted to Grams; None if they can."""
     even, odd = (sum(getattr(each, half).seen for each in grams) for half in ("even", "odd"))
     if not even:
         return "no batch reached it"
     if not odd:
         return "only one half of the batches reached it: there is nothing to judge on"
+    for gram in (half for each in grams for half in (each.even, each.odd)):
+        total = cast(Gram, gram).total
+        if total is not None and total.upper.shape != shape:
+            return f"what was collected has {'x'.join(map(str, total.upper.shape))} channels, and it reads {shape[0]}x{shape[1]}"
     return None
 
 
@@ -84,12 +107,9 @@ def damped(products: Tensor, rows: int) -> tuple[Tensor, Tensor, float]:
     Dead channels get the mean, so that their weights are rounded to nearest. Where fewer rows than channels were seen,
     the rest of the space is unknown: more is added there.
     """
-    width = products.shape[-1]
-    diagonal = products.diagonal(dim1=1, dim2=2)
-    mean = diagonal.mean(1, keepdim=True)
-    mean = torch.where(mean > 0, mean, torch.ones_like(mean))
+    diagonal, mean = products.diagonal(dim1=1, dim2=2), _energy(products)
     dead = torch.diag_embed(torch.where(diagonal > 0, torch.zeros_like(diagonal), mean.expand_as(diagonal)))
-    share = max(0.01, min(0.1, width / (10 * rows)))
+    share = share_added(products.shape[-1], rows)
     while True:
         matrix = products + dead + torch.diag_embed((mean * share).expand_as(diagonal))
         # the factor from the last channel on, as the error of a channel is taken up by those after it
@@ -98,3 +118,14 @@ def damped(products: Tensor, rows: int) -> tuple[Tensor, Tensor, float]:
             upper = lower.flip(1, 2)
             return matrix, upper / upper.diagonal(dim1=1, dim2=2).unsqueeze(1), share
         share *= 10
+
+
+def share_added(width: int, rows: int) -> float:
+    """The share of the mean that is added to the diagonal: more where the rows are few for the channels."""
+    return max(0.01, min(0.1, width / (10 * rows)))
+
+
+def _energy(products: Tensor) -> Tensor:
+    """Mean of the diagonal, `[groups, 1]`; 1 where there is nothing."""
+    mean = products.diagonal(dim1=1, dim2=2).mean(1, keepdim=True)
+    return torch.where(mean > 0, mean, torch.ones_like(mean))

@@ -33,6 +33,11 @@ class PairLimit:
         most = max(abs(low), abs(high)) * max(-spec.qmin, spec.qmax)
         return 2 * most >= 1 << (self.sums.bits - 1)
 
+    def with_other(self, other: PairLimit) -> PairLimit:
+        """The limit for a weight that both sorts of activations multiply."""
+        x, y = self.x, other.x
+        return PairLimit(self.sums, Levels(min(x.qmin, y.qmin), max(x.qmax, y.qmax), x.dtype if x.signed else y.dtype))
+
     def fits(self, weights: Tensor, scale: Tensor, spec: QuantSpec) -> Tensor:
         """For each scale whether the sums of its channels fit, of weights in the shape of `bounds.by_channel`."""
         return PairFit(weights, spec, self.x, self.sums).least(scale) <= scale

@@ -22,7 +22,7 @@ def rescaled(layer: Layer) -> Proposal | str:
     importance = energy.unsqueeze(1).expand(layer.rows(weight).shape).reshape(weight.shape)
     low, high = extremes(weight, spec.granularity)
     best, best_error = layer.qparams, _error(weight, importance, layer.qparams, layer)
-    least = min((reach for bits, reach in LEAST.items() if bits >= _bits(spec.levels)), default=0.7, key=lambda r: -r)
+    least = min((reach for bits, reach in LEAST.items() if bits >= _bits(spec.levels)), default=LEAST[8])
     for share in torch.linspace(1.0, least, STEPS).tolist():
         found = qparams_from_range(low * share, high * share, spec)
         error = _error(weight, importance, found, layer)

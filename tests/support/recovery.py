@@ -1,0 +1,219 @@
+"""Random layers to fit weights of, and what a layer's output loses by the weights of a converted program: computed in
+float64 from what the layer reads, by torch's own ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+import quantc as qc
+from quantc.annotate.quantizer import Backend, mode_config
+from quantc.backends.qnnpack import QNNPACK
+from quantc.backends.x86 import X86
+from quantc.calibration.collect import Collect
+from quantc.ir.program import Program
+from quantc.spec.capability import Capability
+from quantc.spec.formats import DType, PerChannel, PerGroup, PerTensor, Role, Scheme, Timing
+from quantc.spec.spec import QuantSpec
+
+aten = torch.ops.aten
+LAYERS = {aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default}
+ALL_ROWS = Collect(statistics="gram", effort=1e9)
+"""A Gram of every row, so that what is judged is what is measured."""
+TAKES = (
+    Capability(role=Role.ACT, dtypes=(DType.UINT8,)),
+    Capability(role=Role.ACT, dtypes=(DType.UINT8,), timings=(Timing.DYNAMIC,)),
+    Capability(
+        role=Role.WEIGHT,
+        dtypes=tuple(DType(f"int{bits}") for bits in range(2, 9)),
+        granularities=("per-tensor", "per-channel", "per-group"),
+        timings=(Timing.STATIC, Timing.WEIGHT_ONLY),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, its data, and how it is to be quantized."""
+
+    name: str
+    layer: nn.Module
+    batches: list[Tensor]
+    backend: Backend
+    mode: str = "static"
+
+    def prepared(self) -> Program:
+        """Prepared, calibrated and collected from."""
+        model = nn.Sequential(self.layer).eval()
+        captured = qc.capture(model, (self.batches[0],), method="fx", dynamic_shapes=None)
+        config = None if self.mode == "static" else mode_config(self.backend, self.mode)
+        program = qc.prepare(captured, self.backend, config=config)
+        qc.calibrate(program, self.batches, collect=ALL_ROWS, progress="silent")
+        return program
+
+
+def rand(generator: torch.Generator, low: int, high: int) -> int:
+    return int(torch.randint(low, high + 1, (), generator=generator))
+
+
+def chosen(generator: torch.Generator, *of: Any) -> Any:
+    return of[rand(generator, 0, len(of) - 1)]
+
+
+def random_case(seed: int) -> Case:
+    """A layer of any kind, with data of any shape, on some grid."""
+    generator = torch.Generator().manual_seed(seed)
+    layer, shape = _layer(generator)
+    batches = _data(generator, shape, rand(generator, 2, 5))
+    with torch.no_grad():
+        _spoil(generator, layer)
+    modes = (
+        ("static", "static", "dynamic", "weight-only") if isinstance(layer, nn.Linear) else ("static", "weight-only")
+    )
+    mode = chosen(generator, *modes)
+    backend = chosen(generator, X86, X86, QNNPACK)
+    spec = _spec(generator, layer, mode)
+    specs = {**backend.modes, "weight-only": spec} if mode == "weight-only" else backend.modes
+    backend = replace(backend, takes=TAKES, roles={**backend.roles, "weight": spec}, modes=specs)
+    return Case(f"{seed} {layer} {mode} {backend.name} {spec}", layer, batches, backend, mode)
+
+
+def _layer(generator: torch.Generator) -> tuple[nn.Module, tuple[int, ...]]:
+    kind, has_bias = (
+        chosen(generator, "linear", "linear", "conv1d", "conv2d", "conv2d", "conv3d"),
+        chosen(generator, True, True, False),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rand(generator, 0, 10**6))
+        if kind == "linear":
+            inputs = chosen(generator, 3, 8, 16, 32, 64)
+            return nn.Linear(inputs, rand(generator, 1, 12), bias=has_bias), (rand(generator, 1, 20), inputs)
+        groups = chosen(generator, 1, 1, 2, 4)
+        depth = chosen(generator, 1, 2, 4)
+        channels, outputs = groups * depth, groups * chosen(generator, 1, 2, 3)
+        rank = int(kind[4])
+        size, kernel = {1: 9, 2: 6, 3: 4}[rank], chosen(generator, 1, 2, 3)
+        make = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[rank]
+        layer = make(
+            channels,
+            outputs,
+            kernel,
+            stride=chosen(generator, 1, 2),
+            padding=chosen(generator, 0, 1),
+            dilation=chosen(generator, 1, 1, 1, 2) if kernel < 3 else 1,
+            groups=groups,
+            bias=has_bias,
+        )
+        return layer, (rand(generator, 1, 4), channels, *[size] * rank)
+
+
+def _data(generator: torch.Generator, shape: tuple[int, ...], count: int) -> list[Tensor]:
+    """Batches: normal, positive, of low rank, with dead or huge channels, constant, or of very small values."""
+    kind = chosen(generator, "normal", "positive", "low rank", "dead", "outliers", "constant", "tiny", "mixed")
+    axis = len(shape) - 1 if len(shape) == 2 else 1
+    channels = shape[axis]
+    by_channel = [1] * len(shape)
+    by_channel[axis] = channels
+    factors, offset = torch.ones(channels), torch.zeros(channels)
+    if kind in ("outliers", "mixed"):
+        factors[rand(generator, 0, channels - 1)] = 100.0
+        offset = torch.randn(channels, generator=generator)
+    if kind in ("dead", "mixed"):
+        factors[torch.rand(channels, generator=generator) < 0.4] = 0.0
+        offset[factors == 0] = 0.0
+    if kind == "tiny":
+        factors *= 1e-20
+    found = []
+    for _ in range(count):
+        x = torch.randn(shape, generator=generator)
+        if kind == "positive":
+            x = x.abs()
+        if kind == "low rank":
+            x = torch.randn(shape, generator=generator).mean(axis, keepdim=True) * torch.linspace(
+                -1, 2, channels
+            ).reshape(by_channel)
+        if kind == "constant":
+            x = torch.ones(shape) * torch.linspace(0.1, 1, channels).reshape(by_channel)
+        found.append(x * factors.reshape(by_channel) + offset.reshape(by_channel))
+    return found
+
+
+def _spoil(generator: torch.Generator, layer: nn.Module) -> None:
+    """Weights with outliers, dead rows, or rows that are alike."""
+    weight, kind = layer.weight, chosen(generator, "none", "none", "outlier", "dead row", "heavy")
+    assert isinstance(weight, Tensor)
+    if kind == "outlier":
+        weight.view(-1)[rand(generator, 0, weight.numel() - 1)] *= 20
+    if kind == "dead row":
+        weight[rand(generator, 0, len(weight) - 1)] = 0
+    if kind == "heavy":
+        weight.copy_(weight**3)
+
+
+def _spec(generator: torch.Generator, layer: nn.Module, mode: str) -> QuantSpec:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    bits = chosen(generator, 2, 3, 4, 5, 6, 7, 8, 8)
+    sizes = [size for size in (2, 4, 8, 16, 32) if weight.shape[1] % size == 0]
+    shares: list[Any] = [PerTensor(), PerChannel(axis=0), PerChannel(axis=0)]
+    if mode == "weight-only" and sizes:
+        shares += [PerGroup(axis=1, size=size) for size in (sizes[0], sizes[-1])]
+    share = chosen(generator, *shares)
+    scheme = chosen(generator, Scheme.SYMMETRIC, Scheme.AFFINE) if mode == "weight-only" else Scheme.SYMMETRIC
+    timing = Timing.WEIGHT_ONLY if mode == "weight-only" else Timing.STATIC
+    return QuantSpec(dtype=DType(f"int{bits}"), scheme=scheme, granularity=share, role=Role.WEIGHT, timing=timing)
+
+
+class Seen(fx.Interpreter):
+    """Runs a program and keeps the operands of its linears and convolutions, in order."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program.module)
+        self.calls: list[tuple[Any, ...]] = []
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in LAYERS:
+            self.calls.append((target, args, kwargs))
+        return super().call_function(target, args, kwargs)
+
+
+@torch.no_grad()
+def calls(program: Program, x: Tensor) -> list[tuple[Any, ...]]:
+    """The layers that ran on a batch: op, operands, keyword operands."""
+    seen = Seen(program)
+    seen.run(x)
+    return seen.calls
+
+
+@torch.no_grad()
+def losses(prepared: Program, converted: Program, batches: Sequence[Tensor]) -> list[Tensor]:
+    """For each layer the mean squared error of each output channel that the weights and biases of the converted program
+    make, on what the layer reads in float; in float64."""
+    totals: dict[int, Tensor] = {}
+    counts: dict[int, int] = {}
+    changed = calls(converted, batches[0])
+    for batch in batches:
+        before = calls(prepared, batch)
+        assert [each[0] for each in before] == [each[0] for each in changed]
+        for index, ((target, args, kwargs), (_, other, other_kwargs)) in enumerate(zip(before, changed, strict=True)):
+            found = _output(target, args[0], args, kwargs) - _output(target, args[0], other, other_kwargs)
+            rows = (found if target is aten.linear.default else found.movedim(1, -1)).reshape(
+                -1, found.shape[-1 if target is aten.linear.default else 1]
+            )
+            totals[index] = totals.get(index, 0) + rows.square().sum(0)
+            counts[index] = counts.get(index, 0) + len(rows)
+    return [totals[index] / counts[index] for index in totals]
+
+
+def _output(target: Any, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    rest = [each.double() if isinstance(each, Tensor) else each for each in args[1:]]
+    found: Tensor = target(
+        x.double(),
+        *rest,
+        **{name: each.double() if isinstance(each, Tensor) else each for name, each in kwargs.items()},
+    )
+    return found
