@@ -110,7 +110,7 @@ class Program(GraphTree):
     plan: Plan = field(default_factory=Plan)
     """The decisions about its quantization."""
     placements: Placements = field(default_factory=Placements)
-    """What runs its ops, once it is on kernels."""
+    """The kernels of its ops, once `place-kernels` has run."""
     example_inputs: tuple[Any, ...] | None = None
     """The flat example inputs of the capture, for the numeric guard."""
     _module: fx.GraphModule | None = field(default=None, repr=False)

@@ -54,9 +54,9 @@ class Pte:
         self._outputs = tuple(outputs)
         """The flat outputs that are no tensors, at their places; for tensors, Ellipsis."""
         self._is_one = self._outputs == (...,) and signature is not None and signature.out_spec.is_leaf()
-        """Whether it yields a tensor, and nothing around it."""
+        """True if the result is a tensor, in no container."""
         self._why_flat = why_flat
-        """Why tensors come and go one after the other, where they do."""
+        """The reason why the call is flat, if it is: tensors in, tensors out, in order."""
         self._running: Running | None = None
         self._known = KnownArguments()
         tensors = enumerate(metadata.inputs if metadata else ())

@@ -53,7 +53,7 @@ class Convention:
     outputs: tuple[Any, ...] = ()
     """The flat outputs that are no tensors, at their places; for tensors, Ellipsis."""
     why_flat: str = ""
-    """Why there is no signature."""
+    """The reason why there is no signature; empty if there is one."""
 
 
 def outputs_of(program: Program) -> tuple[Any, ...]:

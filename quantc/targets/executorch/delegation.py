@@ -23,11 +23,11 @@ RECURRENT = ops_in(Family.RECURRENT)
 MEANS = ("mean", "adaptive_avg_pool2d")
 """Ops that `legalize-xnnpack` may write as a pool."""
 MAX_ROWS = 40
-"""How many ops the text shows."""
+"""Maximum number of ops that the text shows."""
 
 
 class RunsOn(StrEnum):
-    """Where an op runs: in a delegate, on ExecuTorch's own kernels, or nowhere if it was removed."""
+    """The executor of an op: a delegate, ExecuTorch's own kernels, or none if the op was removed."""
 
     DELEGATE = "delegate"
     """In a delegate, on integers."""
@@ -53,7 +53,7 @@ class DelegationRow:
     module: str
     place: RunsOn
     why: str = ""
-    """Why a delegate does not compute it on integers."""
+    """The reason why no delegate computes it on integers."""
 
     @property
     def is_delegated(self) -> bool:
@@ -71,11 +71,11 @@ class Delegation:
     program: str
     rows: tuple[DelegationRow, ...]
     delegates: int
-    """How many pieces of the program delegates run."""
+    """Number of delegated subgraphs."""
     others: tuple[str, ...] = ()
     """The ops that run on ExecuTorch's own kernels, quantized or not, by name, each once."""
     sizes: str = ""
-    """Which sizes were fixed that are open in the program, if any were."""
+    """The sizes that are dynamic in the program and fixed here, as text; empty if there are none."""
 
     @property
     def taken(self) -> tuple[DelegationRow, ...]:
@@ -226,7 +226,7 @@ def _short(node: fx.Node) -> str:
 
 
 def _places(graph: fx.Graph) -> Iterator[tuple[str, RunsOn]]:
-    """Where each op of a delegate's graph is computed: on integers if all it reads are, or its weight is."""
+    """The ops of a delegate's graph, each with its arithmetic: integer if all its inputs are, or its weight is."""
     on_integers: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op != "call_function" or is_scaling(node):

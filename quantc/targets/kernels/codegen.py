@@ -55,8 +55,8 @@ BINDINGS: dict[Any, Callable[..., Any]] = {
     ATEN.unbind.int: torch.unbind,
     ATEN.unsqueeze.default: torch.unsqueeze,
 }
-"""What torch calls ATen's ops by from Python: the same ops, without a look at their schema. They take the arguments by the
-same names and places."""
+"""Torch's Python bindings of ATen ops: the same ops without schema dispatch, with the same argument names and
+positions."""
 
 
 def straight_line(module: fx.GraphModule) -> Callable[..., Sequence[Any]]:

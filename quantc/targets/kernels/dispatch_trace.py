@@ -132,7 +132,7 @@ class _Recorder(TorchDispatchMode):
         self.steps: list[TraceStep] = []
         self.held: list[Any] = []
         self.places: dict[int, Held] = {}
-        """What is held, by identity: it is alive as long as the tape."""
+        """Operands held by the trace, by identity: alive as long as the trace."""
         self.values: Any = WeakIdKeyDictionary()
         """Operands by tensor. A tensor that is gone is forgotten, or memory would fill up with all that was ever made."""
         self.owners: dict[int, ref[Tensor]] = {}

@@ -64,7 +64,7 @@ class Parts:
     layout: Layout | None
     """None for a cell."""
     looked_at: tuple[int, ...]
-    """Which of the inputs may be other than finite."""
+    """Indices of the inputs that may hold NaN or infinity."""
 
     @property
     def is_torchs(self) -> bool:

@@ -28,7 +28,7 @@ class Table:
     scale: Tensor | None
     zero_point: Tensor | None
     are_of_rows: bool
-    """Whether each row has numbers of its own, which are looked up like the row: one, or one for each group."""
+    """True if each row has its own qparams, looked up with the row: one pair, or one per group."""
 
     @staticmethod
     def of(weight: StoredWeight) -> Table:
@@ -106,7 +106,7 @@ class ByteTable:
 
 BYTE_ROWS: Any = torch.ops.quantized.embedding_bag_byte_rowwise_offsets.default
 NUMBERS = 8
-"""How many bytes scale and offset take."""
+"""Bytes taken by the scale and offset of a row."""
 MAX_PLACES = 4096
 """Up to so many, the places of indices are remembered: to count them takes as long as to look up a row."""
 
@@ -211,7 +211,7 @@ class ByteBagLookup(ByteLookup):
 
 
 SUM, MEAN = 0, 1
-"""What becomes of the rows of a bag, as torch numbers it; there is also the largest."""
+"""Torch's numbers of the reductions over the rows of a bag; the third is the maximum."""
 
 
 def _given(call: Call, *names: str) -> tuple[fx.Node, ...]:

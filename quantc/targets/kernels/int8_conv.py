@@ -37,7 +37,7 @@ class Conv(ByteConv):
         2: frozenset({"relu", "hardtanh", *CURVES.values()}),
         3: frozenset(),
     }
-    """What the kernel can do to a result before it is rounded, by the number of axes."""
+    """Post-ops that the kernel applies before it rounds, by the number of spatial axes."""
 
     def __init__(self, call: Call, ending: Ending) -> None:
         super().__init__(call, ending)
@@ -106,7 +106,7 @@ class ConvSum(Conv):
         super().__init__(call, ending)
         self.summand = (scale, zero_point)
         self.keep = True
-        """Whether the summand must not be written over: `overwrite-summands` finds out."""
+        """False if the kernel may overwrite the summand; `overwrite-summands` sets it."""
 
     @property
     def written_over(self) -> int | None:

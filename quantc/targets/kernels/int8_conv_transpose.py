@@ -119,7 +119,7 @@ class Spreading:
         return [steps * s for steps, s in zip(self.steps, self.stride, strict=True)]
 
     def _taps(self) -> tuple[slice, ...]:
-        """Where the taps are among those with zeros."""
+        """Slices of the weight with zeros inserted that hold the taps."""
         each = zip(self.reach, self.dilation, strict=True)
         return (slice(None), slice(None), *(slice(0, reach, gap) for reach, gap in each))
 

@@ -62,9 +62,9 @@ class Activation:
     """Fused activation of a float result, and the grid its result is quantized to."""
 
     name: str
-    """What the dialect calls it."""
+    """The name in the dialect."""
     post_op: str
-    """What onednn calls it, with its numbers and its algorithm; empty if it does not know it."""
+    """The name in onednn, with its scalars and algorithm; empty if onednn has none."""
     scalars: tuple[float, ...]
     algorithm: str
     function: Callable[[Tensor], Tensor]
@@ -99,7 +99,7 @@ class Linear(Kernel):
         self.reading, self.ending, self.activation = reading, ending, activation
         self.relu = ending.is_relu
         self.outputs: list[int] = []
-        """How many columns the result of each layer has, where this kernel runs several."""
+        """Number of columns of each layer's result, where this kernel runs several layers."""
         cut = None if ending.is_relu or not ending.cuts else (ending.low, ending.high)
         self.bounds = cut if activation is None else activation.bounds
 
@@ -390,7 +390,7 @@ def parts_of(call: Call) -> tuple[Weight, Reading, Ending, tuple[Any, ...]]:
 
 
 WEIGHTS = {"linear": "w", "matmul": "y"}
-"""What ops call the operand that is constant: with outputs in rows, and in columns."""
+"""The name of the constant operand, by op: its outputs are rows for `linear`, columns for `matmul`."""
 
 
 @kernel("x86", *WEIGHTS)

@@ -30,7 +30,7 @@ class KernelGap:
     steps: int
     """The most that a byte differs by."""
     differing: float
-    """Which part of the bytes differs at all."""
+    """Fraction of the bytes that differ."""
     relative: float
     """The most that a float differs by, over the largest float."""
 

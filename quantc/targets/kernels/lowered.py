@@ -38,11 +38,11 @@ from quantc.targets.kernels.weight_ownership import Holdings
 from quantc.targets.target_table import KERNEL_FORM
 
 MAX_ROWS = 40
-"""How many ops the text shows."""
+"""Maximum number of ops that the text shows."""
 STATE = "module."
-"""What names in a state dict begin with."""
+"""Prefix of names in a state dict."""
 MAX_SHAPES = 256
-"""How many shapes of inputs are remembered as fitting."""
+"""Maximum number of input shapes remembered as valid."""
 
 
 class Lowered(nn.Module):
@@ -67,7 +67,7 @@ class Lowered(nn.Module):
         self._running = run_on_kernels(program, target, self.choosing)
         self.is_compiled = compile
         self.gain: float | None = None
-        """How many times as fast it is compiled, once that is known. Where it is slower, it does not run so."""
+        """Speedup of the compiled form, once measured; where it is below one, the module does not use that form."""
         self._run: Callable[..., Sequence[Any]] = (
             compile_islands(program, self.module, self._running.stand_ins) if compile else self.module.forward
         )
@@ -81,7 +81,7 @@ class Lowered(nn.Module):
         """The shapes that are known to fit: looking at every input each time takes as long as a small layer."""
         self._watch = Watch.of(program.graph, program.signature)
         self._takes_tensors = _is_flat(program.signature.in_spec)
-        """Whether the arguments are the flat inputs, so that nothing has to be taken apart."""
+        """True if the arguments are the flat inputs, so that no unflattening is needed."""
         self._yields_one = program.signature.out_spec.is_leaf()
         self._key = register_module(self)
         self.eval()
@@ -445,9 +445,8 @@ def lower(
 
 
 def _parts(given: Pipeline | str | None, target: str) -> tuple[Pipeline, Pipeline | None]:
-    """What leads to the portable form, and what brings that onto kernels; None for the target's own. QuantcError if it
-    places kernels of another target.
-    """
+    """Split a pipeline into the part up to the portable form and the part onto kernels; None for the target's own.
+    QuantcError if it places kernels of another target."""
     if given is None:
         return Pipeline.parse(KERNEL_FORM), None
     pipeline = given if isinstance(given, Pipeline) else Pipeline.parse(given)

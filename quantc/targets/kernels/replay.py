@@ -33,9 +33,9 @@ from quantc.targets.kernels.dispatch_trace import (
 
 C: Any = torch._C
 MAX_RECORDINGS = 16
-"""How many shapes are recorded, or tried to be. Others run as they are, in Python."""
+"""Maximum number of shapes recorded, failures included. Further shapes run in Python."""
 MAX_MET = 256
-"""How many shapes that were met once are remembered. The one that was met first is forgotten first."""
+"""Maximum number of shapes remembered after one call; the oldest goes first."""
 SETTINGS: dict[Any, Any] = {
     torch.contiguous_format: 0,
     torch.preserve_format: 1,
@@ -43,7 +43,7 @@ SETTINGS: dict[Any, Any] = {
     torch.channels_last_3d: 3,
     torch.strided: 0,
 }
-"""What torch's graphs write for settings that are numbers there."""
+"""Integer codes, in torch's graphs, of layouts and memory formats."""
 
 Run = Callable[..., Sequence[Any]]
 
@@ -59,7 +59,7 @@ class Replayed:
         self.line = line
         self.watched, self.alarm = tuple(watched), alarm
         self.why_not = ""
-        """Why the last recording was given up; empty if none was."""
+        """The reason why the last recording was given up; empty if none was."""
         self._known: dict[Hashable, Run] = {}
         """Recordings by what the inputs look like."""
         self._met: dict[Hashable, None] = {}

@@ -30,16 +30,16 @@ class Choosing:
     """Options of kernel selection."""
 
     tune: bool | tuple[Any, ...] = False
-    """Whether they are timed here, or the inputs to time them on."""
+    """True to time kernels here, or the inputs to time them on."""
     allow_float: bool = False
-    """Whether a product of bytes may be computed in float where that is faster."""
+    """True to allow products of bytes in float where that is faster."""
     progress: Style = "auto"
     saved: Mapping[str, str] = field(default_factory=dict)
     """The kernels that were chosen before, by op: `branch/conv2d` for one in a nested graph."""
     pipeline: Pipeline | None = None
-    """What brings the integer form onto kernels, unless it is the target's own."""
+    """The pipeline from the integer form onto kernels; None for the target's own."""
     hooks: tuple[Hook, ...] = ()
-    """What watches it."""
+    """The hooks of that pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ class RunningForm:
 
 
 def split(pipeline: Pipeline) -> tuple[Pipeline, Pipeline]:
-    """What leads to the integer form, which stays beside the kernels, and what brings that onto kernels."""
+    """Split a pipeline into the part up to the integer form, which stays beside the kernels, and the part onto
+    kernels."""
     at = next(
         (index for index, step in enumerate(pipeline) if (step.gives or step.needs) > Stage.LOWERED), len(pipeline)
     )

@@ -22,11 +22,11 @@ from quantc.targets.kernels.packing import linear_to_floats, packed_linear
 
 PAIR_BITS = 16
 MAX_NAMES = 8
-"""How many ops a warning names."""
+"""Maximum number of ops that a warning names."""
 
 
 INSTRUCTION_SETS_HERE: Mapping[str, str] = {"AVX2": "avx2", "AVX512": "avx512"}
-"""What torch calls a processor of the x86 family, and the instruction set of its kernels for bytes without VNNI."""
+"""The instruction set of byte kernels without VNNI, by torch's name for an x86 processor."""
 COLUMNS, LEVEL, BYTE = 64, 127, 255
 """A product of two rows that are as large as bytes can be."""
 
@@ -112,7 +112,7 @@ def _warn(names: list[str], here: str, program: Program | None) -> None:
 
 
 def _told(program: Program | None, here: str, cut_off: str) -> str:
-    """Why there was no room made for them, and what to do."""
+    """Message: why the program has no reduced range for these kernels, and what to do."""
     sets = {} if program is None else program.plan.instruction_sets
     others = [
         f"{name or 'no instruction set in particular'} (backend {of})" for of, name in sets.items() if name != here

@@ -19,7 +19,7 @@ from quantc.targets.kernels.costs import nearest
 from quantc.targets.kernels.kernel import Kernel, Work
 
 By = Literal["", "table", "measured", "remembered", "whole", "saved"]
-"""What a choice was made by. Empty: there was nothing to choose, or nothing is known about it."""
+"""The basis of a choice. Empty: no alternatives, or no figures for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def by_table(target: str, candidates: Sequence[Kernel], inputs: Sequence[fx.Node
 
 
 UNKNOWN_SIZE = 1
-"""What a dynamic axis is taken for where there are no example inputs: most often it is that of the batch."""
+"""Assumed size of a dynamic axis where there are no example inputs: most often it is the batch."""
 
 
 def _shaped(node: fx.Node, sizes: dict[str, int]) -> Tensor | None:

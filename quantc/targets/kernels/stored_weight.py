@@ -24,7 +24,7 @@ class StoredWeight:
     shape: list[int] | None = None
     order: list[int] | None = None
     transposed: bool = False
-    """Whether the outputs lie on the last axis of a matrix, not on the first."""
+    """True if the outputs lie on the last axis of a matrix instead of the first."""
 
     @staticmethod
     def of(call: Call) -> StoredWeight:
