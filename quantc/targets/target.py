@@ -160,7 +160,7 @@ class Target:
     @property
     def function(self) -> Callable[..., Any]:
         """The lowering function. PluginError if it cannot be imported, or takes more than the program and options."""
-        found = self._imported() if isinstance(self.lower, str) else self.lower
+        found = self._import_function() if isinstance(self.lower, str) else self.lower
         if not callable(found):
             raise PluginError(f"target {self.name} has no lowering function: {found!r} is not callable")
         try:
@@ -179,7 +179,7 @@ class Target:
             )
         return found
 
-    def _imported(self) -> Any:
+    def _import_function(self) -> Any:
         module, colon, name = str(self.lower).partition(":")
         where = f"lower={self.lower!r}"
         if not (module and colon and name):

@@ -169,7 +169,7 @@ class Pte:
             for size, expected in zip(value.shape, item.shape, strict=False):
                 fits = fits and self._fits(size, expected, sizes)
             if not fits:
-                shape = ", ".join(str(self._told(part)) for part in item.shape)
+                shape = ", ".join(str(self._size_text(part)) for part in item.shape)
                 raise InputError(
                     f"input {item.name!r} is {dtype}{[*value.shape]}, and the program takes {item.dtype}[{shape}]",
                     where=self._where,
@@ -185,7 +185,7 @@ class Pte:
         low, high = ranges[expected]
         return sizes.setdefault(expected, size) == size and low <= size <= high
 
-    def _told(self, size: int | str) -> int | str:
+    def _size_text(self, size: int | str) -> int | str:
         ranges = self.metadata.ranges if self.metadata is not None else {}
         return f"{size} in {ranges[size][0]}..{ranges[size][1]}" if isinstance(size, str) and size in ranges else size
 

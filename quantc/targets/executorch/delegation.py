@@ -131,7 +131,7 @@ def delegation_of(program: Program, legal: Program, manager: Any, reasons: Mappi
     """Delegation of a program's quantized ops, read from the lowered graphs; `legal` is the program as they were given
     it."""
     top = manager.exported_program().graph_module
-    inside = {id(graph): graph for graph in _delegated(top)}
+    inside = {id(graph): graph for graph in _delegate_graphs(top)}
     places: dict[str, set[RunsOn]] = {}
     for graph in inside.values():
         for name, place in _places(graph):
@@ -152,7 +152,7 @@ def misread(manager: Any) -> str:
 
     Those other users would read integers as floats.
     """
-    for graph in _delegated(manager.exported_program().graph_module):
+    for graph in _delegate_graphs(manager.exported_program().graph_module):
         for node in graph.nodes:
             is_part = is_scaling(node) and is_implicit(node) and "dequantize" in str(node.target)
             if is_part and any(user.op == "output" for user in node.users):
@@ -200,7 +200,7 @@ def _why(program: Program, node: fx.Node, claim: Claim, reasons: Mapping[str, st
     return f"{readers[0]} reads it as float" if readers else "no partitioner has a rule for it in this form"
 
 
-def _delegated(module: Any) -> Iterator[fx.Graph]:
+def _delegate_graphs(module: Any) -> Iterator[fx.Graph]:
     """The graphs that delegates run, those in branches and loops too."""
     for part in module.modules():
         original = getattr(part, "original_module", None)

@@ -125,20 +125,20 @@ class Lowered(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return self._traced(args, kwargs)
+            return self._call_traced(args, kwargs)
         line = self._line
         run = line.recording(args) if self._takes_tensors and not kwargs and isinstance(line, Replayed) else None
         if run is not None:  # inputs like these have been looked at before
             if torch.is_grad_enabled():
                 check_gradients(args, self._program.signature)
-            return self._given_back(run(*args))
-        return self._checked_call(args, kwargs)
+            return self._unflatten(run(*args))
+        return self._check_and_call(args, kwargs)
 
-    def _given_back(self, made: Sequence[Any]) -> Any:
+    def _unflatten(self, made: Sequence[Any]) -> Any:
         """Flat outputs in the form that the model has them in."""
         return made[0] if self._yields_one else pytree.tree_unflatten(list(made), self._program.signature.out_spec)
 
-    def _checked_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _check_and_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shapes = tuple(
             (x.shape, x.dtype, x.device, x.layout) if isinstance(x, Tensor) and not x.is_nested else None for x in args
         )
@@ -148,7 +148,7 @@ class Lowered(nn.Module):
             leaves, spec = signature.flatten(args, kwargs)
             if (tensors := as_tensors(leaves)) is not None:
                 given, named = pytree.tree_unflatten(tensors, spec)
-                return self._checked_call(given, named)
+                return self._check_and_call(given, named)
             signature.check(leaves, spec)
             check_device(leaves, signature)
             if any(isinstance(leaf, Tensor) and not leaf.numel() for leaf in leaves):
@@ -157,7 +157,7 @@ class Lowered(nn.Module):
                 self._checked.add(shapes)
         if torch.is_grad_enabled():
             check_gradients(leaves, signature)
-        return self._given_back(self.run_flat(leaves))
+        return self._unflatten(self.run_flat(leaves))
 
     def run_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Run on valid flat inputs; flat outputs."""
@@ -171,7 +171,7 @@ class Lowered(nn.Module):
         self._settle(leaves)
         return made
 
-    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Traced form: one opaque op for torch.compile, the portable program for torch.export."""
         signature = self._program.signature
         leaves, spec = signature.flatten(args, kwargs)

@@ -107,11 +107,11 @@ def _warn(names: list[str], here: str, program: Program | None) -> None:
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     cut_off = f"adds two products of bytes in {PAIR_BITS} bits, and what goes beyond is cut off"
     warnings.warn(
-        f"sums can saturate in {', '.join(names[:MAX_NAMES])}{more}: {_told(program, here, cut_off)}", stacklevel=4
+        f"sums can saturate in {', '.join(names[:MAX_NAMES])}{more}: {_advice(program, here, cut_off)}", stacklevel=4
     )
 
 
-def _told(program: Program | None, here: str, cut_off: str) -> str:
+def _advice(program: Program | None, here: str, cut_off: str) -> str:
     """Message: why the program has no reduced range for these kernels, and what to do."""
     sets = {} if program is None else program.plan.instruction_sets
     others = [

@@ -53,7 +53,7 @@ def by_table(target: str, candidates: Sequence[Kernel], inputs: Sequence[fx.Node
     """Choice by the built-in cost table; `sizes` are those of dynamic axes, as far as known."""
     if len(candidates) == 1:
         return Choice(tuple(candidates))
-    tensors = [_shaped(node, sizes) for node in inputs]
+    tensors = [_meta_tensor(node, sizes) for node in inputs]
     known = [tensor for tensor in tensors if tensor is not None]
     work = candidates[0].work(*known) if len(known) == len(tensors) else None
     row = None if work is None else nearest(target, work)
@@ -67,7 +67,7 @@ UNKNOWN_SIZE = 1
 """Assumed size of a dynamic axis where there are no example inputs: most often it is the batch."""
 
 
-def _shaped(node: fx.Node, sizes: dict[str, int]) -> Tensor | None:
+def _meta_tensor(node: fx.Node, sizes: dict[str, int]) -> Tensor | None:
     """A tensor without numbers, of the shape that a node yields."""
     kind = tensor_type(node)
     if kind is None:
