@@ -48,11 +48,11 @@ class Annotate(Pass):
     preserves: ClassVar[Preserves] = Preserves.EXACTLY
 
     backend: Annotated[Quantizer, BeforeValidator(_checked), PlainSerializer(_name, return_type=str)]
-    """Whose kernels the program is quantized for."""
+    """The backend or quantizer that decides."""
     config: QuantConfig = Field(default_factory=QuantConfig)
-    """What the user wants otherwise than the backend has it."""
+    """The user's rules, which override the backend's."""
     allow_empty: bool = False
-    """Whether a program of which nothing is quantized will do."""
+    """Accept a program in which nothing is quantized."""
 
     def run(self, program: Program) -> Outcome:
         before = program.plan
@@ -82,7 +82,7 @@ class Annotate(Pass):
 
 
 BY_CONFIG = "as the config says: "
-"""What the reasons have that come from a config, before the rule."""
+"""Prefix of reasons that come from a config, before the rule."""
 
 
 def _nothing(program: Program, quantizer: Quantizer) -> AnnotationError:

@@ -48,13 +48,13 @@ class DecomposeAttention(Pass):
     preserves: ClassVar[Preserves] = Preserves.CLOSELY
 
     config: QuantConfig = Field(default_factory=QuantConfig)
-    """What is asked of the products."""
+    """The user's rules for the products."""
     products: Offer = Offer.YES
-    """Whether the backend quantizes them with scales known beforehand: "yes", "named" if the config has to name them, or
+    """The backend's offer of static quantization for the products: "yes", "named" if the config has to name them, or
     "no"."""
 
     dropout: Literal["drop", "keep"] = "drop"
-    """Whether dropout that follows the mode, and is switched off, becomes an op of its own."""
+    """"keep" makes an op of dropout that follows the mode and is switched off; "drop" leaves it out."""
 
     def for_config(self, config: QuantConfig) -> DecomposeAttention:
         """The pass with a config's rules for attention; the same object if there are none."""

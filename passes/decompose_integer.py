@@ -86,7 +86,7 @@ def _stand(walk: Substitution, node: fx.Node, made: fx.Node, inputs: list[fx.Nod
 
 
 def _why_not(expected: TensorType, found: TensorType) -> str | None:
-    """Why two types cannot be the same; sizes that are dynamic may be spelled in two ways."""
+    """The reason why two types cannot be the same, or None; dynamic sizes may be spelled in two ways."""
     if expected.dtype != found.dtype:
         return "another dtype"
     if expected.rank != found.rank:

@@ -24,8 +24,8 @@ class DuplicateDq(Pass):
     preserves: ClassVar[Preserves] = Preserves.EXACTLY
 
     results: Literal["share", "own"] = "share"
-    """Whether a result of the program shares the op with its first reader, or has one of its own, as delegates need that
-    hand on integers."""
+    """"share" lets a result of the program use the op of its first reader; "own" gives each result one, for delegates
+    that return integers."""
 
     def run(self, program: Program) -> Outcome:
         made = sum(_duplicate(program, graph, self.results) for _, graph in program.graphs())

@@ -34,10 +34,10 @@ class FoldConstants(Pass):
     preserves: ClassVar[Preserves] = Preserves.EXACTLY
 
     max_growth_bytes: int = Field(default=1 << 20, ge=0)
-    """How many bytes a result may have beyond those of the constants it is made from."""
+    """Maximum size of a result beyond that of the constants it is made from, in bytes."""
 
     parameters: Literal["fold", "keep"] = "fold"
-    """Whether parameters that can be trained count as constants; kept, the program can still be trained."""
+    """"fold" counts trainable parameters as constants; "keep" does not, and the program can still be trained."""
 
     def run(self, program: Program) -> Outcome:
         was_trainable = not program.inference_only

@@ -38,7 +38,7 @@ class Fuse(Pass):
     preserves: ClassVar[Preserves] = Preserves.CLOSELY
 
     arithmetic: Literal["fold", "keep"] = "fold"
-    """Whether arithmetic with constants is folded; kept, batch norms alone are."""
+    """"fold" also folds arithmetic with constants; "keep" folds batch norms alone."""
 
     @torch.no_grad()
     def run(self, program: Program) -> Outcome:

@@ -16,7 +16,7 @@ from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
 SDPA: Any = torch.ops.aten.scaled_dot_product_attention.default
 RANK = 4
-"""What torch's kernel wants: batch, head, token, channel."""
+"""Number of axes that torch's kernel reads: batch, head, token, channel."""
 
 
 class FuseAttention(Pass):

@@ -66,7 +66,7 @@ def _observe(program: Program, node: fx.Node, groups: list[Group]) -> fx.Node:
 
 
 def _holder(owner: nn.Module) -> nn.Module:
-    """Where the observers of a graph are kept."""
+    """The submodule that holds the observers of a graph, made if absent."""
     if HOLDER not in owner._modules:
         owner.add_module(HOLDER, nn.Module())
     return owner.get_submodule(HOLDER)

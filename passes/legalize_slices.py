@@ -98,7 +98,7 @@ def _axis(node: fx.Node, whole: TensorType) -> int:
 
 
 def _ends(node: fx.Node) -> Iterator[tuple[int, int]]:
-    """Where each part begins and ends."""
+    """Start and end of each part."""
     whole = tensor_type(node.all_input_nodes[0])
     if whole is None:
         return

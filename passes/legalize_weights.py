@@ -219,4 +219,4 @@ SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], b
     (is_conv_alone, in_float, "weights of convolutions brought back to float"),
     (is_lookup, rows_looked_up, "embeddings looked up in rows of integers"),
 )
-"""What is written otherwise, how, and the note of it."""
+"""Rewrites: condition, function, note."""

@@ -23,7 +23,7 @@ UNSIGNED = 128
 """uint8 is int8 shifted by this, exactly."""
 BYTE = (-128, 127)
 IMAGE = 4
-"""How many axes a batch of images has."""
+"""Number of axes of a batch of images."""
 FARTHEST = float(torch.finfo(torch.float32).max)
 """The end of a clamp that has none: beyond it there is infinity alone."""
 SINGLE_MOVES = (aten.reshape.default, aten.permute_copy.default, aten.slice.Tensor)
@@ -286,4 +286,4 @@ SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], b
     (_is_choice_by_row, _by_row, "scales of rows left to the delegate"),
     (_is_choice_for_all, _told_of_rows, ""),
 )
-"""What is written otherwise, how, and the note of it."""
+"""Rewrites: condition, function, note."""

@@ -74,7 +74,7 @@ class LowerInteger(Pass):
         return found if self.multiplier == "target" else found.model_copy(update={"multiplier": self.multiplier})
 
     def _rescale(self, program: Program) -> None:
-        """Where integers are dequantized only to be quantized to another grid, bring them there as integers."""
+        """Requantize integers that are dequantized only to be quantized to another grid."""
         for node in [node for node in program.nodes() if is_quantize(node)]:
             task = Task(program, (node,))
             source, grid = task.maybe_quantized(node.args[0]), grid_of(program, node)

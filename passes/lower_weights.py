@@ -53,7 +53,7 @@ class LowerWeights(Pass):
 
 
 SCALES = (("scale", 1), ("zero_point", 2))
-"""Which arguments of a dequantize op they are."""
+"""The arguments of a dequantize op that hold its qparams, with their positions."""
 
 
 @dataclass(frozen=True)

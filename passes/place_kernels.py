@@ -41,15 +41,15 @@ class PlaceKernels(Pass):
     preserves: ClassVar[Preserves] = Preserves.STEPWISE
 
     target: str
-    """Whose kernels: "x86" or "qnnpack", or a target that others have registered kernels for."""
+    """The kernels' target: "x86" or "qnnpack", or one that third parties have registered kernels for."""
     allow_float: bool = False
-    """Whether a product of bytes may be computed in float where that is faster."""
+    """Allow products of bytes in float where that is faster."""
     tune: bool = False
-    """Whether kernels are timed here, on the program's example inputs."""
+    """Time kernels here, on the program's example inputs."""
     choices: dict[str, str] = Field(default_factory=dict)
     """The kernels that were chosen before, by op: `branch/conv2d` for one in a nested graph."""
     progress: Style = "auto"
-    """How the progress of timing is shown."""
+    """The display of progress while kernels are timed."""
 
     def run(self, program: Program) -> Outcome:
         placing = _Placing(self, program)

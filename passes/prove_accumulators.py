@@ -9,7 +9,7 @@ from quantc.ir.program import Program, Stage
 from quantc.pipeline.pipeline import Outcome, Pass
 
 MAX_NAMED = 3
-"""How many products the notes name."""
+"""Maximum number of products that the notes name."""
 
 
 class ProveAccumulators(Pass):

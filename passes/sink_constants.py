@@ -230,7 +230,7 @@ def _name(program: Program, reader: fx.Node, target: str) -> None:
 
 
 def _stayed(program: Program, families: list[_Family], refused: dict[int, str]) -> list[str]:
-    """Why constants are still operands."""
+    """The reasons why constants remain operands."""
     notes: dict[str, None] = {}
     for family in families:
         for _, column in family.columns():

@@ -13,7 +13,7 @@ from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 from quantc.rewrite.builder import Calls
 
 IMAGE = 4
-"""How many axes images have; the last two are averaged."""
+"""Number of axes of images; the mean is over the last two."""
 
 
 class SplitMean(Pass):

@@ -127,9 +127,9 @@ class Cell:
 
     step: Step
     states: int = 1
-    """How many tensors its state is."""
+    """Number of tensors in its state."""
     own_bias: bool = False
-    """Whether the bias of the state's product is added in each step; else it is added to the product with the input."""
+    """True if each step adds the bias of the state's product; else the product with the input includes it."""
 
 
 CELLS: dict[str, Cell] = {
@@ -161,12 +161,12 @@ def why_not_loop(node: fx.Node) -> str | None:
 
 
 def _each(node: fx.Node) -> int:
-    """How many parameters a layer has in each direction."""
+    """Number of parameters of a layer in each direction."""
     return 4 if argument(node, "has_biases") else 2
 
 
 def _place(user: fx.Node) -> int | None:
-    """Which of the results a node takes."""
+    """The index of the result that a node takes."""
     place = user.args[1] if user.target is operator.getitem else None
     return place if isinstance(place, int) else None
 

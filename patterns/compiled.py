@@ -100,10 +100,10 @@ class _Builder:
             case Chain(steps=steps):
                 for step in steps:
                     feed = Feed(self.lower(step, feed, shared), self.lower(step, feed, True))
-                return _taken(feed, shared)
+                return _core_of(feed, shared)
             case OptionalNode(inner=inner):
                 present = self.lower(inner, feed, shared)
-                absent = _taken(feed, shared) if feed is not None else self._open(inner)
+                absent = _core_of(feed, shared) if feed is not None else self._open(inner)
                 return self._alt((present, absent))
             case AnyOf(options=options):
                 return self._alt(tuple(self.lower(option, feed, shared) for option in options))
@@ -137,7 +137,7 @@ class _Builder:
         if commuting and len(given) == 1:
             given = (*given, ANYTHING)  # a lone operand may be on either side too
         operands = tuple(
-            _taken(feed, shared) if feed is not None and index == 0 else self.lower(operand, None, shared)
+            _core_of(feed, shared) if feed is not None and index == 0 else self.lower(operand, None, shared)
             for index, operand in enumerate(given)
         )
         rows: dict[Any, tuple[tuple[str, Any], ...]] = {
@@ -154,7 +154,7 @@ class _Builder:
                 number,
                 rows,
                 operands,
-                text=_listed(pattern.ops),
+                text=_join_names(pattern.ops),
                 name=pattern.name,
                 checks=checks,
                 shared=shared,
@@ -208,13 +208,13 @@ class _Builder:
                 raise PatternError(f"{pattern} takes no operand, so it cannot be optional")
 
 
-def _taken(feed: Feed | None, shared: bool) -> Core:
+def _core_of(feed: Feed | None, shared: bool) -> Core:
     if feed is None:
         raise PatternError("an empty chain stands for nothing", advice="write a >> b")
     return feed.looked_at if shared else feed.claimed
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _join_names(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
@@ -233,7 +233,7 @@ def compile_pattern(pattern: Pattern) -> Compiled:
     _count_users(ops)
     roots: dict[Any, tuple[tuple[frozenset[Any], ...], ...]] = {}
     for core in variants:
-        needed = tuple(heads for heads in _needed(core) if heads is not None)
+        needed = tuple(heads for heads in _operand_heads(core) if heads is not None)
         for target in core.rows:
             roots[target] = (*roots.get(target, ()), needed)
     return Compiled(
@@ -280,7 +280,7 @@ def _direct(core: Core) -> Iterator[Core]:
             yield part
 
 
-def _needed(core: OpCore) -> Iterator[frozenset[Any] | None]:
+def _operand_heads(core: OpCore) -> Iterator[frozenset[Any] | None]:
     for operand in core.operands():
         if isinstance(operand, ItemsCore):
             yield from (item.heads for item in operand.items)

@@ -138,12 +138,12 @@ def explain_among(matches: MatchSet, node: fx.Node | str) -> Explanation:
     node = resolve_node(program, node)
     rules = [rule for rule in table.by_size if node.op == "call_function" and node.target in rule.compiled.targets]
     free = Matcher(program, admission)
-    tried = [_tried(rule, node, matches, free) for rule in rules]
+    tried = [_attempt(rule, node, matches, free) for rule in rules]
     tried.sort(key=lambda row: (not row.matched, -row.progress, row.progress - row.required))
     return Explanation(table.name, node.name, op_name(node), tuple(tried), len(table) - len(rules))
 
 
-def _tried(rule: Rule, node: fx.Node, matches: MatchSet, free: Matcher) -> Tried:
+def _attempt(rule: Rule, node: fx.Node, matches: MatchSet, free: Matcher) -> Tried:
     taken = matches.by_node(node)
     if taken is not None and taken.rule is rule:
         place = PatternPosition.ROOT if taken.root is node else PatternPosition.INNER
@@ -166,7 +166,7 @@ def best_refusal(rule: Rule, node: fx.Node, matches: MatchSet, free: Matcher) ->
         if isinstance(outcome, Refusal):
             refusals.append(outcome)
         elif node in outcome.nodes:
-            refusals.append(_lost(outcome, matches))
+            refusals.append(_overlap_refusal(outcome, matches))
     if refusals:
         return max(refusals, key=lambda refusal: (_took_part(node, refusal), refusal.progress))
     users = ", ".join(user.name for user in sorted(node.users)[:3]) or "nothing"  # in the order of the graph
@@ -178,7 +178,7 @@ def _took_part(node: fx.Node, refusal: Refusal) -> bool:
     return node in (refusal.node, refusal.at, *refusal.reached)
 
 
-def _lost(match: Match, matches: MatchSet) -> Refusal:
+def _overlap_refusal(match: Match, matches: MatchSet) -> Refusal:
     """The refusal of a match that fits by itself, but whose nodes went to another."""
     for node in match.nodes:
         winner = matches.by_node(node)

@@ -137,7 +137,7 @@ def _plain_to_data(value: Plain) -> Any:
 
 
 def from_json(text: str | bytes, make: Callable[[str, tuple[Rule, ...]], T]) -> T:
-    """What `make` builds of the name and the rules in a text."""
+    """Read a text: `make` builds the value from its name and rules."""
     try:
         data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except RecursionError:

@@ -52,7 +52,7 @@ class NodeCore(Core):
     __slots__ = ("shared",)
 
     shared: bool
-    """Whether the node may be used outside the match too."""
+    """True if the node may have users outside the match."""
 
 
 class Surroundings(Protocol):

@@ -81,7 +81,7 @@ class Rule:
         if isinstance(self.pattern, Items):
             raise PatternError(f"rule {self.name!r} has a list for a pattern", advice="build one with op()")
         conditions = (self.when,) if isinstance(self.when, str) or callable(self.when) else tuple(self.when)
-        object.__setattr__(self, "when", tuple(self._registered(condition) for condition in conditions))
+        object.__setattr__(self, "when", tuple(self._name_registered(condition) for condition in conditions))
         object.__setattr__(self, "roles", Roles(self.roles))
         object.__setattr__(self, "supports", frozenset(self.supports))
         known = (*self.compiled.names, "out")
@@ -97,7 +97,7 @@ class Rule:
                 advice=suggest(level, SUPPORTS, noun="levels"),
             )
 
-    def _registered(self, condition: Test) -> Test:
+    def _name_registered(self, condition: Test) -> Test:
         """Replace a registered function by its name, so that a rule is equal however it was written."""
         if isinstance(condition, str):
             predicates.find(condition)

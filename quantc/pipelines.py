@@ -20,12 +20,12 @@ def inference() -> Pipeline:
 
 
 def prepare(backend: Any, config: QuantConfig | None = None, allow_empty: bool = False) -> Pipeline:
-    """What `qc.prepare` runs: tidy for inference, take apart what the backend wants in parts, annotate, share."""
+    """The pipeline of `qc.prepare`: tidy for inference, decompose as the backend asks, annotate, share."""
     return inference().then(*_decide(quantizer_of(backend), config, allow_empty))
 
 
 def training(backend: Any, config: QuantConfig | None = None, allow_empty: bool = False) -> Pipeline:
-    """What `qc.prepare(..., qat=True)` runs: as `prepare`, but what training needs is kept; then fake quantizers."""
+    """The pipeline of `qc.prepare(..., qat=True)`: as `prepare`, keeping what training needs; then fake quantizers."""
     from quantc.passes.fold_constants import FoldConstants
     from quantc.passes.insert_fake_quantize import InsertFakeQuantize
     from quantc.qat.dropout import through_dropout
@@ -62,8 +62,8 @@ def recover() -> Pipeline:
 
 
 def convert(backend: Any = None, reduce_range: RangeReduction = "auto") -> Pipeline:
-    """What `qc.convert` runs: carry the plan out, merge what says the same twice, store weights quantized; then what
-    the backend wants done at the end, and a proof of what sums can come to. `reduce_range` is that of `quantize`."""
+    """The pipeline of `qc.convert`: carry out the plan, merge duplicate Q/DQ, store weights quantized; then the
+    backend's finishing passes and the accumulator proof. `reduce_range` is that of `quantize`."""
     from quantc.passes.prove_accumulators import ProveAccumulators
 
     _check("reduce_range", reduce_range, get_args(RangeReduction))
@@ -75,8 +75,8 @@ Style = Literal["fused", "decomposed"]
 
 
 def integer(multiplier: MultiplierChoice = "target", style: Style = "fused") -> Pipeline:
-    """What `qc.convert(prepared, to="integer")` runs after `quantize` and `fold`: integer ops in place of Q/DQ, and
-    with the style "decomposed" ATen primitives in place of those. The multiplier is that of the target, or another."""
+    """The pipeline of `qc.convert(prepared, to="integer")` after `quantize` and `fold`: integer ops in place of Q/DQ;
+    with the style "decomposed", ATen primitives in place of those. `multiplier` overrides that of the target."""
     _check("multiplier", multiplier, get_args(MultiplierChoice))
     _check("style", style, get_args(Style))
     written = "decompose-integer," if style == "decomposed" else ""
@@ -84,7 +84,7 @@ def integer(multiplier: MultiplierChoice = "target", style: Style = "fused") -> 
 
 
 def lower(target: str = "x86") -> Pipeline:
-    """What `qc.lower` runs to bring a converted program to a target: see `quantc.targets.target.Target.pipeline`."""
+    """The pipeline of `qc.lower`, from a converted program to a target: see `quantc.targets.target.Target.pipeline`."""
     return Pipeline.parse(TARGETS[target].pipeline)
 
 

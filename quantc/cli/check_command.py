@@ -35,7 +35,7 @@ def check_backend(
 
 
 def _plugin(name: str) -> Any:
-    """What a name or place means: a backend first, then a target, a pass, an observation."""
+    """Resolve a name or import path: backends first, then targets, passes, observations."""
     from quantc.cli.model_source import import_object
     from quantc.errors import UnknownNameError, suggest
     from quantc.observe.observation_registry import OBSERVATIONS

@@ -1,9 +1,10 @@
-"""Shared choices and options of the commands."""
+"""Shared choices and options of the commands, and the JSON document of `--json`."""
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -70,3 +71,8 @@ ModeOption = Annotated[
     Technique, typer.Option("--mode", help="What the backend does where nothing else is said: when scales are found.")
 ]
 MethodOption = Annotated[CaptureMethod, typer.Option("--method", help="How to capture a model.")]
+
+
+def print_json(value: Any) -> None:
+    """Print a result as the JSON document of `--json`."""
+    typer.echo(json.dumps(value, indent=2))

@@ -79,15 +79,15 @@ class Task:
 
     def maybe_quantized(self, value: Any) -> Quantized | None:
         """The operand if it is quantized per tensor or per channel; else None."""
-        found = self._dequantized(value)
+        found = self._dequantize_source(value)
         return found if found is not None and found.grid.group is None else None
 
     def grouped(self, value: Any) -> Quantized | None:
         """The operand if it is quantized per group; else None."""
-        found = self._dequantized(value)
+        found = self._dequantize_source(value)
         return found if found is not None and found.grid.group is not None else None
 
-    def _dequantized(self, value: Any) -> Quantized | None:
+    def _dequantize_source(self, value: Any) -> Quantized | None:
         if not isinstance(value, fx.Node) or not is_dequantize(value):
             return None
         source, grid = value.args[0], grid_of(self.program, value)

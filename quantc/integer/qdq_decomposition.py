@@ -49,7 +49,7 @@ def _open(program: Program, graph: fx.Graph, writer: OpWriter) -> int:
         key = (node.target, node.args, tuple(node.kwargs.items()))
         is_known = key in seen
         if not is_known:
-            seen[key] = _spelled(writer, node)
+            seen[key] = _decompose(writer, node)
         if isinstance(seen[key], tuple):
             several[node] = seen[key]
         elif is_known:
@@ -62,7 +62,7 @@ def _open(program: Program, graph: fx.Graph, writer: OpWriter) -> int:
     return count
 
 
-def _spelled(writer: OpWriter, node: fx.Node) -> Any:
+def _decompose(writer: OpWriter, node: fx.Node) -> Any:
     """Node or nodes of a decomposed Q/DQ op."""
     spelled = SPELLED[str(node.target).removeprefix("quantized_decomposed.")]
     made = writer.write(spelled, node.args, node, **node.kwargs)

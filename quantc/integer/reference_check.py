@@ -96,7 +96,7 @@ class _Checker(fx.Interpreter):
 
     def _check(self, op: IntegerOp, value: Any, expected: Any) -> None:
         pairs = zip(pytree.tree_leaves(value), pytree.tree_leaves(expected), strict=True)
-        for mismatch in (_compared(self.name, op.name, left, right) for left, right in pairs):
+        for mismatch in (_compare(self.name, op.name, left, right) for left, right in pairs):
             if mismatch is not None:
                 earlier = self.found.get(self.name)
                 self.found[self.name] = mismatch if earlier is None else _both(earlier, mismatch)
@@ -111,7 +111,7 @@ def _runner(module: fx.GraphModule, path: str, found: dict[str, Mismatch]) -> Ca
     return run
 
 
-def _compared(node: str, op: str, value: Tensor, expected: Tensor) -> Mismatch | None:
+def _compare(node: str, op: str, value: Tensor, expected: Tensor) -> Mismatch | None:
     if value.dtype != expected.dtype or value.shape != expected.shape:
         note = f"the kernel gives {type_of_value(value)}, the reference {type_of_value(expected)}"
         return Mismatch(node, op, value.numel(), value.numel(), float("inf"), note)

@@ -42,18 +42,18 @@ class Traced:
         self._type = None if fake is None else (tuple(fake.shape), fake.dtype)
 
     @property
-    def _known(self) -> tuple[tuple[int, ...], torch.dtype]:
+    def _known_type(self) -> tuple[tuple[int, ...], torch.dtype]:
         if self._type is None:
             raise RefusedError(f"the type of {self.node.name} is unknown", advice="capture with example inputs")
         return self._type
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._known[0]
+        return self._known_type[0]
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._known[1]
+        return self._known_type[1]
 
     def dim(self) -> int:
         return len(self.shape)
@@ -138,10 +138,10 @@ class OpWriter:
             return int(size)
         key = (before.graph, size)
         if key not in self._read:
-            self._read[key] = self._sized(size, before)
+            self._read[key] = self._size_node(size, before)
         return self._read[key]
 
-    def _sized(self, size: Any, before: fx.Node) -> fx.Node:
+    def _size_node(self, size: Any, before: fx.Node) -> fx.Node:
         place = self._places.get((before.graph, size))
         if place is not None:
             return self.program.emit(aten.sym_size.int, place, before=before, value=self._scalar(size))

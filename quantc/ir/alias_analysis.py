@@ -57,8 +57,8 @@ def operands_written(node: fx.Node, owner: nn.Module | None = None) -> list[fx.N
             return []
         return list(node.all_input_nodes)  # opaque modules and functions may write to anything
     if isinstance(node.target, HigherOrderOperator):
-        return _written_inside(node, owner)
-    places = _given(node, writes(node.target))
+        return _operands_written(node, owner)
+    places = _nodes_at(node, writes(node.target))
     switch = SWITCH.get(node.target)
     if switch is not None and argument(node, switch) is not False:
         # their schemas do not say that they update the running statistics
@@ -66,14 +66,14 @@ def operands_written(node: fx.Node, owner: nn.Module | None = None) -> list[fx.N
     return places
 
 
-def _given(node: fx.Node, indices: Iterable[int]) -> list[fx.Node]:
+def _nodes_at(node: fx.Node, indices: Iterable[int]) -> list[fx.Node]:
     """The nodes passed to a call at some argument positions, by position or by keyword."""
     names = [row.aten_name for row in arguments(node.target)] if isinstance(node.target, OpOverload) else []
     values = [node.args[index] if index < len(node.args) else node.kwargs.get(names[index]) for index in indices]
     return [value for value in pytree.tree_leaves(values) if isinstance(value, fx.Node)]
 
 
-def _written_inside(node: fx.Node, owner: nn.Module | None) -> list[fx.Node]:
+def _operands_written(node: fx.Node, owner: nn.Module | None) -> list[fx.Node]:
     """The operands that the graphs of a higher-order op write to; all of them if that is unknown."""
     held = (
         {operand: attribute(owner, str(operand.target)) for operand in node.all_input_nodes if operand.op == "get_attr"}
@@ -110,7 +110,7 @@ def in_place_operand(node: fx.Node) -> fx.Node | None:
     places = writes(node.target)
     if len(places) != 1 or len(node.target._schema.returns) != 1:  # type: ignore[union-attr]
         return None
-    given = _given(node, places)
+    given = _nodes_at(node, places)
     return given[0] if len(given) == 1 else None
 
 
@@ -236,7 +236,7 @@ class Aliasing:
             return
         operands = list(node.all_input_nodes)
         if isinstance(node.target, OpOverload):
-            operands = _given(node, _aliased_arguments(node.target))
+            operands = _nodes_at(node, _aliased_arguments(node.target))
         for operand in operands:
             self._unite(self.root(operand), self.root(node), tracks)
 

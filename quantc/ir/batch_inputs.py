@@ -76,7 +76,7 @@ def taken_of(batch: Any, keys: Sequence[int | str], index: int) -> tuple[Any, ..
     try:
         return tuple(batch[key] for key in keys)
     except (KeyError, IndexError, TypeError) as error:
-        held = _listed(batch) if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+        held = _join_names(batch) if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
         if isinstance(batch, tuple | list):
             held = f"{len(batch)} items"
         raise InputError(
@@ -113,7 +113,7 @@ def leaves_of(program: Program, batch: Any, index: int) -> list[Any]:
     leaves = as_tensors(leaves) or leaves
     if spec != signature.in_spec and isinstance(batch, Mapping):
         raise InputError(
-            f"batch {index} does not fit: it has {_listed(batch)}, and the model takes {_listed(signature.parameters)}",
+            f"batch {index} does not fit: it has {_join_names(batch)}, and the model takes {_join_names(signature.parameters)}",
             where=f"batch {index}",
             advice=f"give each argument by the name of its parameter, and nothing else; {_line(signature, batch)}",
         )
@@ -178,7 +178,7 @@ def _by_name(signature: Signature, batch: Mapping[str, Any]) -> Call:
     return tuple(batch[name] for name in names[:positional]), {name: batch[name] for name in names[positional:]}
 
 
-def _listed(names: Iterable[Any]) -> str:
+def _join_names(names: Iterable[Any]) -> str:
     return ", ".join(map(str, names)) or "nothing"
 
 

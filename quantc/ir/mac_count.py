@@ -86,7 +86,7 @@ def _convolution(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     return (MultiplyAdds(math.prod(_shape(node, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
 
 
-def _transposed(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
+def _transposed_conv(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     """Each input element is multiplied with the whole kernel once."""
     x, w = argument(node, "x"), argument(node, "w")
     return (MultiplyAdds(math.prod(_shape(x, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
@@ -178,7 +178,7 @@ def _recurrent_dynamic(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     return tuple(MultiplyAdds(steps * math.prod(_shape(weight, sizes)), (weight,)) for weight in weights)
 
 
-def _accumulated(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
+def _out_dtype(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     """A matmul or convolution with the dtype of its accumulator: `out_dtype(op, dtype, x, w, ...)`."""
     given: tuple[Any, ...] = node.args
     inner, x, w = given[0], given[2], given[3]
@@ -194,7 +194,7 @@ RECURRENT = ops_in(Family.RECURRENT)
 
 _COUNTS: dict[str, Count] = {
     **dict.fromkeys(ops_in(Family.CONV), _convolution),
-    **dict.fromkeys(ops_in(Family.CONV_TRANSPOSE), _transposed),
+    **dict.fromkeys(ops_in(Family.CONV_TRANSPOSE), _transposed_conv),
     **{name: _product(*FACTORS[name]) for name in ops_in(Family.MATMUL)},
     "bilinear": _bilinear,
     "einsum": _einsum,
@@ -202,7 +202,7 @@ _COUNTS: dict[str, Count] = {
     **dict.fromkeys(RECURRENT, _recurrent),
     **dict.fromkeys(ops_in(Family.RECURRENT_CELL), _cell),
     "quantc.conv.default": _convolution,
-    "quantc.conv_transpose.default": _transposed,
+    "quantc.conv_transpose.default": _transposed_conv,
     **dict.fromkeys(
         (f"quantc.{name}.default" for name in ("linear", "linear_grouped", "linear_weight_only")), _product("x", "w")
     ),
@@ -211,9 +211,9 @@ _COUNTS: dict[str, Count] = {
     "quantc.matmul_dynamic.default": _quantizing(_product("x", "y")),
     "quantc.matmul_both_dynamic.default": _quantizing(_product("x", "y"), stored=0),
     "quantc.conv_dynamic.default": _quantizing(_convolution),
-    "quantc.conv_transpose_dynamic.default": _quantizing(_transposed),
+    "quantc.conv_transpose_dynamic.default": _quantizing(_transposed_conv),
     **dict.fromkeys((f"quantc.{name}_dynamic.default" for name in RECURRENT), _recurrent_dynamic),
     **dict.fromkeys((f"quantc.{name}_cell_dynamic.default" for name in RECURRENT), _quantizing(_cell)),
     "quantc.matmul.default": _product("x", "y"),
-    "higher_order.out_dtype": _accumulated,
+    "higher_order.out_dtype": _out_dtype,
 }

@@ -1,4 +1,4 @@
-"""What runs each op of a program that is on kernels: typed tables, and the modules that are called there."""
+"""Kernel placements: typed tables of the kernel that runs each op of a program, and the kernel modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PlacedModule(nn.Module):
 
     @property
     def description(self) -> str:
-        """What it is and how it runs, on one line: the program's text shows it."""
+        """One-line description of the kernel, as the program's text shows it."""
         return type(self).__name__
 
     @property
@@ -37,12 +37,12 @@ class Placed:
     kernel: str
     """Empty where it runs as it is written."""
     reason: str
-    """Why no kernel took it, or why those that come first did not."""
+    """The reason why no kernel took the op, or why kernels earlier in order refused it."""
     chosen: str = ""
-    """What the choice among several kernels was made by: "table", "measured", "remembered", "saved"; or "whole" where
-    another one is faster by itself, and this one in the program."""
+    """The basis of the choice among several kernels: "table", "measured", "remembered", "saved"; or "whole" where this
+    kernel is slower alone and faster in the whole program."""
     work: str = ""
-    """What it has to do, where there was a choice."""
+    """The kernel's work (kind, size, channels), where there was a choice."""
     microseconds: dict[str, float] = field(default_factory=dict)
     """The time of each kernel that could have been taken; of the nearest shape, if chosen by the table."""
 
@@ -69,7 +69,7 @@ class KernelChoice:
 
 @dataclass
 class Placements:
-    """What runs each op of a program; empty before `place-kernels`."""
+    """The kernel of each op of a program; empty before `place-kernels`."""
 
     ops: dict[str, Placed] = field(default_factory=dict)
     """By the name of the op in the integer form, `branch/conv` in a nested graph; in the order of the program."""
@@ -81,7 +81,7 @@ class Placements:
     highest: NodeTable[int] = field(default_factory=NodeTable[int])
     """The highest level that an 8-bit result can have, where an op was replaced that bounded it."""
     owns_results: bool = False
-    """Whether every result is memory of its own: neither a constant nor a view of one."""
+    """True if no result is a constant or a view of one."""
 
     @property
     def tables(self) -> tuple[NodeTable[tuple[str, ...]], NodeTable[StandIn], NodeTable[int]]:

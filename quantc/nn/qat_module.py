@@ -76,7 +76,7 @@ class Trained(nn.Module):
         self.set_up(**own)
 
     def set_up(self, **own: Any) -> None:
-        """Whatever else it needs."""
+        """Hook for a subclass to set up its own state."""
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002 - torch's name
         made = self.product(input, self.weight_fake_quant(self.weight), self.bias, *args, **kwargs)

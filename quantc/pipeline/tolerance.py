@@ -23,7 +23,7 @@ ROUNDING: dict[torch.dtype, float] = {
 """Allowed rounding error, relative to the largest value in the tensor. Other dtypes: none."""
 BYTES = (torch.uint8, torch.int8)
 STEP = 1.0
-"""What 8-bit results may differ by, where a pass promises that ops stay within one step."""
+"""Allowed difference of 8-bit results, where a pass promises that ops stay within one step."""
 ROUNDED = 0.02
 """Allowed error of a float that is computed of levels which may be one step off, relative to the largest value."""
 

@@ -127,12 +127,12 @@ class KnownScales:
 
     def quantize(self, value: fx.Node, *, before: fx.Node) -> fx.Node:
         target = getattr(decomposed_ops(), f"quantize_{self._suffix}").default
-        made = _retyped(value, self.spec.dtype.storage)
+        made = _with_dtype(value, self.spec.dtype.storage)
         return self.program.emit(target, (value, *self._arguments(before)), before=before, like=value, value=made)
 
     def dequantize(self, value: fx.Node, *, before: fx.Node) -> fx.Node:
         target = getattr(decomposed_ops(), f"dequantize_{self._suffix}").default
-        made = _retyped(value, torch.float32)
+        made = _with_dtype(value, torch.float32)
         return self.program.emit(target, (value, *self._arguments(before)), before=before, like=value, value=made)
 
 
@@ -176,7 +176,7 @@ class GroupedScales(KnownScales):
         if axis != 1 or weight.dim() != 2:
             matrix = weight.detach().movedim(axis, -1).reshape(-1, weight.shape[axis]).contiguous()
             rows = self.program.constant(f"{self.hint}_rows", matrix, before=before)
-        made = _retyped(rows, self.spec.dtype.storage)
+        made = _with_dtype(rows, self.spec.dtype.storage)
         target = decomposed_ops().quantize_per_channel_group.default
         levels = self.program.emit(target, (rows, *self._arguments(before)), before=before, like=value, value=made)
         self._shapes[levels] = tuple(weight.shape)
@@ -187,7 +187,7 @@ class GroupedScales(KnownScales):
         axis = normal_axis(self._share.axis, len(shape))
         moved = (*(size for dim, size in enumerate(shape) if dim != axis), shape[axis])
         target = decomposed_ops().dequantize_per_channel_group.default
-        made = _retyped(value, torch.float32)
+        made = _with_dtype(value, torch.float32)
         arguments = (value, *self._arguments(before), torch.float32)
         reals = self.program.emit(target, arguments, before=before, like=value, value=made)
         if len(shape) != 2:
@@ -216,11 +216,11 @@ class FloatScales(KnownScales):
 
     def quantize(self, value: fx.Node, *, before: fx.Node) -> fx.Node:
         arguments = (value, *self._ends(before), self.spec.dtype.storage)
-        made = _retyped(value, self.spec.dtype.storage)
+        made = _with_dtype(value, self.spec.dtype.storage)
         return self.program.emit(float_formats.QUANTIZE, arguments, before=before, like=value, value=made)
 
     def dequantize(self, value: fx.Node, *, before: fx.Node) -> fx.Node:
-        made = _retyped(value, torch.float32)
+        made = _with_dtype(value, torch.float32)
         arguments = (value, *self._ends(before))
         return self.program.emit(float_formats.DEQUANTIZE, arguments, before=before, like=value, value=made)
 
@@ -272,7 +272,7 @@ class RunTimeScales:
         ops = decomposed_ops()
         target = ops.quantize_per_token.default if self._per_token else ops.quantize_per_tensor.tensor
         arguments = (value, *chosen, self.spec.qmin, self.spec.qmax, self.spec.dtype.storage)
-        made = _retyped(value, self.spec.dtype.storage)
+        made = _with_dtype(value, self.spec.dtype.storage)
         levels = self.program.emit(target, arguments, before=before, like=value, value=made)
         self._chosen[levels] = chosen
         return levels
@@ -285,7 +285,7 @@ class RunTimeScales:
         )  # fmt: skip
         if self._per_token:
             arguments = (*arguments, torch.float32)
-        made = _retyped(value, torch.float32)
+        made = _with_dtype(value, torch.float32)
         return self.program.emit(target, arguments, before=before, like=value, value=made)
 
 
@@ -299,6 +299,6 @@ def scales_for(program: Program, hint: str, qparams: QParams | None, spec: Quant
     return kind(program, hint, qparams, spec)
 
 
-def _retyped(node: fx.Node, dtype: torch.dtype) -> TensorType | None:
+def _with_dtype(node: fx.Node, dtype: torch.dtype) -> TensorType | None:
     kind = tensor_type(node)
     return None if kind is None else TensorType(dtype, kind.shape)

@@ -14,7 +14,7 @@ from quantc.ir.program import Program, attribute
 def order_constants(program: Program, graph: fx.Graph) -> Counter[str]:
     """Sort the get_attr nodes of a graph into canonical order; returns a summary of the changes."""
     done: Counter[str] = Counter()
-    wanted, anchor = _merged(program, graph, done)
+    wanted, anchor = _merge_constants(program, graph, done)
     if anchor is None or _is_ordered(graph, wanted):
         return done
     for node in graph.find_nodes(op="placeholder"):
@@ -26,7 +26,7 @@ def order_constants(program: Program, graph: fx.Graph) -> Counter[str]:
     return done
 
 
-def _merged(program: Program, graph: fx.Graph, done: Counter[str]) -> tuple[list[fx.Node], fx.Node | None]:
+def _merge_constants(program: Program, graph: fx.Graph, done: Counter[str]) -> tuple[list[fx.Node], fx.Node | None]:
     """The constants in order of first use, and the first computing node. Names of one tensor are merged."""
     owner = program.owner(graph)
     first_names = {id(tensor): name for name, tensor in [*owner.named_parameters(), *owner.named_buffers()]}

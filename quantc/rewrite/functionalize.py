@@ -66,7 +66,7 @@ def returning_overload(target: OpOverload) -> OpOverload | None:
     return None
 
 
-def _returned(program: Program, node: fx.Node, target: OpOverload) -> fx.Node | None:
+def _out_result(program: Program, node: fx.Node, target: OpOverload) -> fx.Node | None:
     """The result of a call with `out=` as a new tensor; None unless it is known to have the type of the one written
     to."""
     functional, (name, out) = returning_overload(target), next(reversed(node.kwargs.items()), ("", None))
@@ -103,18 +103,18 @@ def functional_form(program: Program, node: fx.Node) -> fx.Node | None:
     if not isinstance(target, OpOverload):
         return None
     if target is aten.copy_.default:
-        return _copied(program, node)
+        return _whole_copy(program, node)
     if (view := reshaping_form(target)) is not None:
         return program.emit(view, node.args, dict(node.kwargs), before=node, like=node)
     functional = functional_overload(target)
     if functional is None:
-        return _returned(program, node, target)
+        return _out_result(program, node, target)
     if not _keeps_dtype(node):
         return None
     return program.emit(functional, node.args, dict(node.kwargs), before=node, like=node)
 
 
-def _copied(program: Program, node: fx.Node) -> fx.Node | None:
+def _whole_copy(program: Program, node: fx.Node) -> fx.Node | None:
     """Overwriting a whole tensor with one of the same type is a copy of the latter."""
     destination, source = node.args[:2]
     if (

@@ -31,7 +31,7 @@ def proven_dtype(node: Any) -> torch.dtype | None:
     for _ in range(STEPS):
         if not isinstance(node, fx.Node):
             return None
-        found = dtype_of(node) or _weight_dtype(node) or _fed_dtype(node)
+        found = dtype_of(node) or _weight_dtype(node) or _consumer_dtype(node)
         if found is not None:
             return found
         if not is_op(node, *PASSING) and Trait.PRESERVES_VALUES not in traits_of(node):
@@ -44,7 +44,7 @@ def _weight_dtype(node: fx.Node) -> torch.dtype | None:
     return dtype_of(node.args[1]) if is_op(node, *WEIGHTED) else None
 
 
-def _fed_dtype(node: fx.Node) -> torch.dtype | None:
+def _consumer_dtype(node: fx.Node) -> torch.dtype | None:
     """The dtype that one of the first users of a value requires."""
     for user in islice(node.users, USERS):
         if is_op(user, *WEIGHTED) and user.args[0] is node:

@@ -76,7 +76,7 @@ def _inline(program: Program, call: fx.Node, module: fx.GraphModule, operands: t
             elif node.op == "output":
                 outputs = map_arg(node.args[0], lambda operand: values[operand])
             elif node.op == "get_attr":
-                values[node] = _moved(program, node, module, call)
+                values[node] = _move_attribute(program, node, module, call)
             else:
                 copied = call.graph.node_copy(node, lambda operand: values[operand])
                 copied.meta = dict(node.meta)
@@ -97,7 +97,7 @@ def _inline(program: Program, call: fx.Node, module: fx.GraphModule, operands: t
     return made
 
 
-def _moved(program: Program, node: fx.Node, module: fx.GraphModule, call: fx.Node) -> fx.Node:
+def _move_attribute(program: Program, node: fx.Node, module: fx.GraphModule, call: fx.Node) -> fx.Node:
     """The outer node for an attribute that a node in the region refers to, under a free name."""
     value = attribute(module, str(node.target))
     if isinstance(value, torch.Tensor):

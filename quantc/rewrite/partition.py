@@ -91,7 +91,7 @@ def slice_program(program: Program, part: Part) -> Program:
 
 def partition_program(program: Program, claimed: Callable[[fx.Node], bool] | Part | None = None) -> Partition:
     """The program with its claimed nodes in regions; by default those that a quantizer has claimed."""
-    taken = _taken(program, claimed)
+    taken = _select_calls(program, claimed)
     groups = _groups(program.graph, taken)
     regions = tuple(Region(f"{REGION}_{index}", slice_program(program, group)) for index, group in enumerate(groups))
     host = program.draft()
@@ -102,7 +102,7 @@ def partition_program(program: Program, claimed: Callable[[fx.Node], bool] | Par
     return Partition(host, regions)
 
 
-def _taken(program: Program, claimed: Callable[[fx.Node], bool] | Part | None) -> set[fx.Node]:
+def _select_calls(program: Program, claimed: Callable[[fx.Node], bool] | Part | None) -> set[fx.Node]:
     calls = [node for node in program.graph.nodes if node.op.startswith("call_")]
     if claimed is None:
         found = {node for node in calls if program.plan.claims.get(node) is not None}

@@ -66,7 +66,7 @@ ALIASES: dict[str, str] = {
 """Of ops without a row; the others have theirs in it."""
 
 
-def _renamed(target: OpOverload) -> Spelling:
+def _rename(target: OpOverload) -> Spelling:
     def rewrite(program: Program, node: fx.Node) -> fx.Node:
         args = node.args[:2] if target is aten.reshape.default else node.args
         return respell(program, node, target, *args, **node.kwargs)
@@ -74,7 +74,7 @@ def _renamed(target: OpOverload) -> Spelling:
     return rewrite
 
 
-def _copied(target: OpOverload) -> Spelling:
+def _view_and_copy(target: OpOverload) -> Spelling:
     """Rewrite a copying variant as the view and a copy of it; the copy is removed if it is not observable."""
 
     def rewrite(program: Program, node: fx.Node) -> fx.Node:
@@ -95,12 +95,12 @@ def _register_copies() -> None:
             continue
         source = getattr(copying, op.target._overloadname)
         if str(op.target._schema.returns[0].type) == "Tensor":
-            SPELLINGS[source] = _copied(op.target)
+            SPELLINGS[source] = _view_and_copy(op.target)
         else:
-            SPELLINGS[source] = _renamed(op.target)
+            SPELLINGS[source] = _rename(op.target)
             COPIED_PARTS.add(source)
-    SPELLINGS[aten.view_copy.default] = _copied(aten.reshape.default)
-    SPELLINGS[aten.t_copy.default] = _copied(aten.t.default)
+    SPELLINGS[aten.view_copy.default] = _view_and_copy(aten.reshape.default)
+    SPELLINGS[aten.t_copy.default] = _view_and_copy(aten.t.default)
 
 
 def _register_aliases() -> None:
@@ -112,7 +112,7 @@ def _register_aliases() -> None:
         for name in overload_names(getattr(aten, alias)):
             source, target = getattr(getattr(aten, alias), name), getattr(packet, name, usual)
             if isinstance(target, OpOverload) and not source._schema.is_mutable and "dtype" not in name:
-                SPELLINGS[source] = _renamed(target)
+                SPELLINGS[source] = _rename(target)
 
 
 _register_aliases()
@@ -258,11 +258,11 @@ def _padded_convolution(program: Program, node: fx.Node) -> fx.Node | None:
     extra = [t % 2 for t in total]
     if any(extra) and isinstance(x, fx.Node):
         pads = [amount for side in reversed(extra) for amount in (0, side)]
-        x = program.emit(aten.pad.default, (x, pads), before=node, value=_padded(tensor_type(x), extra))
+        x = program.emit(aten.pad.default, (x, pads), before=node, value=_pad_type(tensor_type(x), extra))
     return respell(program, node, target, x, w, bias, stride, left, dilation, groups)
 
 
-def _padded(kind: TensorType | None, extra: list[int]) -> TensorType | None:
+def _pad_type(kind: TensorType | None, extra: list[int]) -> TensorType | None:
     if kind is None or not all(isinstance(size, int) for size in kind.shape[-len(extra) :]):
         return None
     sizes = [int(size) + more for size, more in zip(kind.shape[-len(extra) :], extra, strict=True)]
@@ -293,7 +293,7 @@ def _last_two(program: Program, node: fx.Node) -> fx.Node | None:
 
 
 @spelling(aten.movedim.int, aten.movedim.intlist)
-def _moved(program: Program, node: fx.Node) -> fx.Node | None:
+def _movedim(program: Program, node: fx.Node) -> fx.Node | None:
     rank = rank_of(node.args[0])
     if rank is None:
         return None
@@ -374,7 +374,7 @@ def _sum(program: Program, node: fx.Node) -> fx.Node:
 
 
 @spelling(aten.std.default, aten.var.default, aten.std.dim, aten.var.dim)
-def _spread(program: Program, node: fx.Node) -> fx.Node:
+def _std_var(program: Program, node: fx.Node) -> fx.Node:
     packet = node.target.overloadpacket  # type: ignore[union-attr]
     has_dim = node.target._overloadname == "dim"  # type: ignore[union-attr]
     dims = node.args[1] if has_dim else None

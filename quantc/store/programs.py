@@ -84,7 +84,7 @@ class Lowering(_Data):
     allow_float: bool
     compile: bool
     pipeline: str = ""
-    """What brought the integer form onto kernels, where it was not the target's own."""
+    """The pipeline from the integer form onto kernels; empty for the target's own."""
 
 
 class _Document(_Data):

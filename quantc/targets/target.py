@@ -47,12 +47,12 @@ OWN_ENDINGS = (
 )
 """Endings of files that mean something else."""
 MAX_SHOWN = 8
-"""How many broken sites an error names."""
+"""Maximum number of broken sites that an error names."""
 
 
 @runtime_checkable
 class Artifact(Protocol):
-    """What a target with files lowers to. It may be called like the model; `quantc quantize` times it then."""
+    """Result of lowering to a target with files. If it can be called like the model, `quantc quantize` times it."""
 
     def save(self, path: Path) -> None:
         """Write the file."""
@@ -103,7 +103,7 @@ def blamed(who: str, program: Program | None = None) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where quantized programs go."""
+    """Destination of quantized programs."""
 
     name: str
     lower: Callable[..., Any] | str
@@ -112,17 +112,17 @@ class Target:
     suffix: str = ""
     """The ending of the files it writes, with the dot; empty if it writes programs alone."""
     recognizes: Callable[[Path], bool] | None = None
-    """Whether a file is one of these, which may be replaced; without it no existing file is."""
+    """Test whether a file is one of these, which may be replaced; without it no existing file is."""
     requires: tuple[str, str] | None = None
     """A module that it needs, and what `pip install` gets it with: `("npu_sdk", "npu-sdk")`."""
     in_process: bool = False
-    """Whether lowering takes no time to speak of, so that it is done and timed whether or not a file is asked for."""
+    """True if lowering takes negligible time: it then runs and is timed even if no file is asked for."""
     arithmetic: Arithmetic = EXACT
     """Rounding, multipliers and accumulators, which the integer form has and is proven by."""
     pipeline: str = ""
     """The passes that bring a converted program there, as text: what `quantc.pipelines.lower(name)` shows."""
     invariants: tuple[Invariant, ...] = ()
-    """What holds of every program converted for the backend of this name."""
+    """Invariants of every program converted for the backend of this name."""
     summary: str = ""
 
     def __post_init__(self) -> None:
@@ -160,7 +160,7 @@ class Target:
     @property
     def function(self) -> Callable[..., Any]:
         """The lowering function. PluginError if it cannot be imported, or takes more than the program and options."""
-        found = self._imported() if isinstance(self.lower, str) else self.lower
+        found = self._import_function() if isinstance(self.lower, str) else self.lower
         if not callable(found):
             raise PluginError(f"target {self.name} has no lowering function: {found!r} is not callable")
         try:
@@ -179,7 +179,7 @@ class Target:
             )
         return found
 
-    def _imported(self) -> Any:
+    def _import_function(self) -> Any:
         module, colon, name = str(self.lower).partition(":")
         where = f"lower={self.lower!r}"
         if not (module and colon and name):
@@ -212,14 +212,14 @@ class Target:
         return made
 
     def is_own_file(self, path: Path) -> bool:
-        """Whether a file is one of these. What the target cannot read is not."""
+        """True if a file is one of these; False for a file that the target cannot read."""
         try:
             return self.recognizes is not None and bool(self.recognizes(path))
         except Exception:  # noqa: BLE001 - such as a UnicodeDecodeError of what reads text
             return False
 
     def data_of(self, made: Any) -> dict[str, Any]:
-        """What an artifact says of itself. PluginError if it is no JSON; empty if it says nothing."""
+        """An artifact's own data; empty if it has none. PluginError if it is not JSON."""
         if not callable(getattr(made, "to_data", None)):
             return {}
         with blamed(f"to_data() of what {self.name} lowers to"):

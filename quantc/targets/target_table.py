@@ -11,7 +11,7 @@ ON_KERNELS = (
     "fuse-epilogues,merge-siblings,fuse-attention,fuse-residual,assign-memory-format,eliminate-dead,overwrite-summands,"
     "copy-returned-constants"
 )
-"""What becomes of a program once kernels are placed."""
+"""The passes that follow `place-kernels`."""
 
 
 def placing_pipeline(target: str) -> str:

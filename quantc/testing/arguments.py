@@ -37,7 +37,7 @@ class Wanted:
     """Tensors and plain values; None for what is absent; in lists, None for an item that is still to be made."""
     checks: Mapping[str, Check]
     rank: int | None
-    """How many axes whoever reads the result would like."""
+    """Number of axes that the reader of the result prefers."""
     choices: Choices
     random: torch.Generator
 

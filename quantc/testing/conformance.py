@@ -37,7 +37,7 @@ class Check(StrEnum):
     ZERO = "zero"
     """Zero is exact, zero points lie in range, symmetric is symmetric."""
     SHARING = "sharing"
-    """What is alike has one scale; what only moves values keeps it; nothing else is tied."""
+    """Equivalent sites share one scale; ops that only move values keep it; nothing else is tied."""
     RANGE = "range"
     """Fixed qparams cover what the op yields."""
     BIAS = "bias"
@@ -65,7 +65,7 @@ class Check(StrEnum):
     REPEATABLE = "repeatable"
     """Preparing twice decides the same."""
     UNCHANGED = "unchanged"
-    """What was given is left as it was: the captured program, the converted one, what is merged."""
+    """Inputs are left as they were: the captured program, the converted one, merged observations."""
     INVARIANTS = "invariants"
     """Converted programs hold the invariants of the target."""
 
@@ -80,12 +80,12 @@ class Check(StrEnum):
     IDEMPOTENT = "idempotent"
     """Running a pass again changes nothing."""
     TEXT = "text"
-    """What a pass leaves reads back from its text."""
+    """The program after a pass reads back from its text."""
 
     READY = "ready"
     """A target can be lowered to here: its function, its packages, the rows of its arithmetic."""
     ARTIFACT = "artifact"
-    """What a target with files gives can be saved and summarized, and it recognizes the file."""
+    """An artifact of a target with files can be saved and summarized, and the target recognizes its file."""
 
     EXPLAINS = "explains"
     """A quantizer explains the nodes that it claims, and lists their ops."""
@@ -114,7 +114,7 @@ class Fault:
 
 
 def raised(step: str, error: Exception) -> Fault:
-    """What an exception says as a fault."""
+    """A fault made from an exception."""
     what = error.what if isinstance(error, QuantcError) else f"{type(error).__name__}: {error}"
     where = error.where if isinstance(error, QuantcError) and error.where else ""
     advice = error.advice if isinstance(error, QuantcError) and error.advice else ""
@@ -129,9 +129,9 @@ class Row:
     check: Check
     passed: bool
     models: int
-    """How many models were looked at."""
+    """Number of models checked."""
     what: str = ""
-    """What is wrong; if nothing is, what there is to know."""
+    """The fault; or, for a check that passed, a note."""
     where: str = ""
     advice: str = ""
 

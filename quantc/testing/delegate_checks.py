@@ -29,7 +29,7 @@ from quantc.verbs.convert import convert
 
 DELEGATE = "delegate"
 FLOAT_ERROR = 1e-5
-"""How far floats may be off, relative to the largest: they are summed in another order."""
+"""Allowed float error, relative to the largest value: delegates sum in another order."""
 ROUNDING = 1e-3
 """Of a step: dequantized numbers are floats."""
 _CLAIM = 'leave "delegate" out of the rule\'s `supports`, or narrow the rule to what the delegate takes'

@@ -16,11 +16,11 @@ from quantc.verbs.convert import convert
 
 INTEGER = "integer"
 MAX_STEPS = 1
-"""How far a result may be from Q/DQ, both computed from the same integers; twice that for ops that approximate."""
+"""Allowed distance from Q/DQ in steps, both computed from the same integers; twice that for ops that approximate."""
 MIN_EQUAL = 0.999
-"""How much of a result must be equal, of the elements that are not near a tie."""
+"""Fraction of a result that must be equal, of the elements that are not near a tie."""
 FLOAT_ERROR = 1e-4
-"""How far a result in float may be off, as part of the largest value: Q/DQ adds up in float32."""
+"""Allowed float error, relative to the largest value: Q/DQ sums in float32."""
 
 
 def integer_form(trial: Trial) -> list[Fault] | None:
@@ -75,7 +75,7 @@ def _is_float(program: Program, node: fx.Node) -> bool:
 
 
 def _apart(trial: Trial, found: Agreement) -> list[Fault]:
-    """Where the rule's results differ from those of Q/DQ."""
+    """Faults of the rule's results against those of Q/DQ."""
     rows = [row for row in found.rows if row.rule == trial.rule.name]
     return [Fault(f"{row.node} {why}", _SEMANTICS) for row in rows for why in _reasons(row)]
 

@@ -40,12 +40,12 @@ from quantc.verbs.convert import convert
 KERNEL = "kernel"
 MAX_STEPS = 1
 FLOAT_ERROR = 2e-6
-"""How far floats may be off, relative to the largest: kernels sum in float32 what the integer form has in float64."""
+"""Allowed float error, relative to the largest value: kernels sum in float32, the integer form in float64."""
 RUN_TIME_ERROR = 2 / 127
 """The same where scales are found as the program runs: kernels add biases in float32, and the integer form in steps; and
 a number, or a state, halfway between two levels may go to either."""
 FACTORS = (1.0, 8.0)
-"""How large inputs are beside those of calibration: the second run into the ends of every grid."""
+"""Scales of the inputs relative to those of calibration: the second saturates every grid."""
 
 OTHERS = (Timing.DYNAMIC, Timing.WEIGHT_ONLY)
 """The techniques that a rule is asked for by a config."""
@@ -53,7 +53,7 @@ OTHERS = (Timing.DYNAMIC, Timing.WEIGHT_ONLY)
 Specs: TypeAlias = "Callable[[Trial, Timing], Sequence[QuantSpec]]"
 """The specs that a technique is tried with."""
 Judge: TypeAlias = "Callable[[Trial, Program, str, Timing], list[Fault]]"
-"""What is wrong with a prepared program of a trial, where it comes from, and what was asked of it."""
+"""Faults of a prepared program, given its trial, origin and technique."""
 
 
 def specs_of_modes(trial: Trial, timing: Timing) -> list[QuantSpec]:
@@ -84,7 +84,7 @@ class KernelRow:
     rule: str
     timing: Timing
     programs: int
-    """How many were lowered."""
+    """Number of programs lowered."""
     faults: tuple[Fault, ...] = ()
 
     @property

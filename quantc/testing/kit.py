@@ -61,7 +61,7 @@ EACH_OP: dict[Check, Look] = {
 
 
 Checked: TypeAlias = "str | Backend | Quantizer | Target | Pass | type[Pass] | type[Observation]"
-"""What the kit takes. A name is that of a backend."""
+"""Subjects of the kit. A name is that of a backend."""
 
 
 def check_backend(

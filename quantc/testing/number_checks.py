@@ -24,18 +24,19 @@ from quantc.testing.trial import UNSEEN, Trial, quantize_trial, quantizer_for, r
 from quantc.verbs.prepare import prepare
 
 DB_A_BIT = 2.5
-"""What a sane quantization of well-scaled numbers exceeds: 20 dB for 8 bits, 10 dB for 4."""
+"""SQNR per bit that a sane quantization of well-scaled numbers exceeds: 20 dB for 8 bits, 10 dB for 4."""
 HUGE = 1000.0
 WIDE = 8.0
 
 
 def db_for_scales(spec: QuantSpec) -> float:
-    """What scales of few significant bits may cost: a power of two is up to twice as large as the scale it stands for."""
+    """Allowed loss of scales with few significant bits: a power of two is up to twice as large as the scale it stands
+    for."""
     return 0.0 if spec.scale_bits >= FLOAT32_DIGITS else 20 * math.log10(1 + 2.0 ** (1 - spec.scale_bits))
 
 
 def expected_db(trial: Trial) -> float:
-    """What the SQNR of a rule's models should exceed."""
+    """The SQNR that a rule's models should exceed."""
     specs = [trial.backend.outcome(role).spec for role in trial.rule.roles.values() if role in trial.backend.roles]
     return DB_A_BIT * trial.bits - max((db_for_scales(spec) for spec in specs), default=0.0)
 
@@ -170,7 +171,8 @@ def _with_huge_channel(prepared: Program, name: str, axis: int) -> Program:
 
 
 def _spared(prepared: Program, name: str, axis: int, inputs: Sequence[Any]) -> list[Tensor]:
-    """Where outputs do not change when the first channel along an axis does: whole slices, not chance elements."""
+    """Masks of the outputs that ignore a change of the first channel along an axis: whole slices, not chance
+    elements."""
     loud = _with_huge_channel(prepared, name, axis)
     pairs = zip(run(prepared, inputs), run(loud, inputs), strict=True)
     return [_whole_slices(before == after) for before, after in pairs]

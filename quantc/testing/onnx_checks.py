@@ -23,7 +23,7 @@ from quantc.verbs.convert import convert
 
 ONNX = "onnx"
 FLOAT_ERROR = 1e-4
-"""How far floats may be off, relative to the largest: biases are rounded to the step of sums, and norms differ."""
+"""Allowed float error, relative to the largest value: biases are rounded to the step of sums, and norms differ."""
 _CLAIM = 'leave "onnx" out of the rule\'s `supports`, or correct how its ops are written (quantc/onnx)'
 
 

@@ -22,7 +22,7 @@ RANKS: dict[str, int] = {op.name: op.spatial + 2 for op in OPS if op.spatial}
 RANKS |= {f"aten.adaptive_max_pool{n}d.default": n + 2 for n in (1, 2, 3)} | {"aten.upsample_trilinear3d.vec": 5}
 RANKS |= {**dict.fromkeys(ops_in(Family.SHUFFLE), 4), "sdpa": 4, "addmm": 2, "baddbmm": 3, "bilinear": 2}
 RANKS |= dict.fromkeys(ops_in(Family.RECURRENT), 3) | dict.fromkeys(ops_in(Family.RECURRENT_CELL), 2)
-"""How many axes an op reads, where it is not for its operands to say."""
+"""Number of axes an op reads, where its operands leave it open."""
 
 POSITIVE = ("log", "sqrt", "rsqrt", "reciprocal", "pow")
 """Ops whose operand must stay away from zero."""

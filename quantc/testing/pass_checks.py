@@ -83,7 +83,7 @@ def _check_on(given: Pass, program: Program, label: str, ledger: Ledger) -> None
 
 
 def _hooks() -> dict[Check, tuple[Hook, ...]]:
-    """What watches the pass, by the check that it is."""
+    """The hooks that watch the pass, by check."""
     return {
         Check.RUNS: (),
         Check.VERIFIES: (Verify(),),
@@ -124,7 +124,7 @@ def _again(given: Pass, program: Program) -> list[Fault] | None:
 
 
 def _reads(program: Program) -> list[Fault]:
-    """What it leaves has a text that reads back."""
+    """The program after the pass reads back from its text."""
     text = program.dump()
     try:
         again = parse(text, constants(program))

@@ -38,7 +38,7 @@ from quantc.testing.op_examples import OP_EXAMPLES, RANKS
 
 SEED = 20
 Settled: TypeAlias = "fx.Node | Leaf | list[Any] | Any"
-"""What an operand comes to: a node that is made, a leaf that its op is to choose, a list of these, or a plain value."""
+"""The value of an operand: a node, a leaf for its op to choose, a list of these, or a plain value."""
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ def _saved(target: Target, made: Any) -> list[Fault] | None:
 
 
 def _numbers(program: Program, made: Any) -> list[Fault] | None:
-    """What can be called gives what the program does."""
+    """A callable artifact gives the program's results."""
     if not callable(made) or program.example_inputs is None:
         return None
     args, kwargs = pytree.tree_unflatten(list(program.example_inputs), program.signature.in_spec)

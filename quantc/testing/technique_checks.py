@@ -28,14 +28,14 @@ from quantc.verbs.convert import convert
 from quantc.verbs.prepare import prepare
 
 FACTORS = (1.0, 64.0, 1 / 16)
-"""How large inputs are: scales that are found as the program runs follow."""
+"""Scales of the inputs: run-time scales follow them."""
 ELSEWHERE = 0.5
-"""What part of the SQNR an op must keep where its inputs are larger or smaller than they are meant to be."""
+"""Fraction of the SQNR an op must keep on inputs larger or smaller than those it was made for."""
 MIN_BITS = 4
 """With fewer the SQNR says little."""
 GROUP = 4
 ORDER = 1e-5
-"""How much of the largest result the order of sums in float32 may cost: it depends on how a weight lies in memory."""
+"""Allowed effect of the order of sums in float32, relative to the largest result: it depends on a weight's strides."""
 
 
 def specs_of(backend: Backend, role: Role, timing: Timing) -> list[QuantSpec]:

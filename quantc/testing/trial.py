@@ -29,7 +29,7 @@ from quantc.verbs.convert import convert
 from quantc.verbs.prepare import prepare
 
 FACTORS = (1.0, 0.9, 0.8)
-"""How large each batch of calibration is beside the example inputs."""
+"""Scale of each calibration batch, relative to the example inputs."""
 UNSEEN = 0.95
 
 

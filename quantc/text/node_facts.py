@@ -1,4 +1,4 @@
-"""What is known of a node beside its call: where it is from, what was decided, by which rule, and with which scale."""
+"""Facts about a node beside its call: its origin, its decision, the rule behind that, and its scale."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Decision:
     quantizer: str = ""
     technique: str = ""
     reason: str = ""
-    """Why it was left float."""
+    """The reason why it stays float."""
     spec: str = ""
     """The spec of its output."""
     scale: tuple[float, ...] = ()

@@ -133,7 +133,7 @@ class _Verifier:
         yield from self._placements()
 
     def _placements(self) -> Iterator[str]:
-        """What the tables of kernels claim, and is not so."""
+        """False claims in the tables of kernels."""
         placements = self.program.placements
         for name, table in (("runs", placements.runs), ("stand_ins", placements.stand_ins)):
             yield from (
@@ -197,7 +197,7 @@ class _NodeChecks:
     sizes: Mapping[str, int]
     """A size for each symbol."""
     infers: bool
-    """Whether types are held against those that ops give."""
+    """True to compare types with those that ops infer."""
 
     def node(self, node: fx.Node) -> Iterator[str]:
         match node.op:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from typer.testing import CliRunner, Result
 
 import quantc as qc
 from quantc.cli.app import app
-from quantc.pipeline.registry import BACKENDS
 
 MODELS = """
 import torch
@@ -378,16 +376,6 @@ def test_a_page_shows_text_as_text(folder: Path) -> None:
 # -- refusals -------------------------------------------------------------------------------------------------
 
 
-def test_wrong_usage_is_exit_code_2() -> None:
-    result = quantc("quantize_models:plain")
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert "--data" in result.stderr
-    assert quantc("--bakend", "x86").exit_code == 2
-    assert quantc("quantize_models:plain", "--method", "guess").exit_code == 2
-    assert quantc("quantize_models:plain", "--mode", "dynamical").exit_code == 2
-
-
 @pytest.mark.parametrize(
     ("args", "says"),
     [
@@ -450,41 +438,6 @@ def test_an_object_array_executes_nothing(folder: Path) -> None:
     np.savez(folder / "trap.npz", np.array([Trap()], dtype=object))
     refuse("quantize_models:plain", "--data", "trap.npz")
     assert not (folder / "sprung").exists()
-
-
-# -- backends -------------------------------------------------------------------------------------------------
-
-
-def test_backends_are_listed_with_their_rules() -> None:
-    result = CliRunner().invoke(app, ["backends", "--json"])
-    rows = {row["name"]: row for row in json.loads(result.stdout)["backends"]}
-    for name in ("x86", "qnnpack", "executorch"):
-        assert rows[name]["rules"] == len(BACKENDS[name].table) > 0
-        assert rows[name]["provider"] == "quantc"
-        assert rows[name]["summary"]
-        assert list(rows[name]["modes"]) == ["static", *BACKENDS[name].modes]
-        assert rows[name]["dynamic"]["linear"] == "yes"
-    assert rows["x86"]["dynamic"]["matmul"] == "named"
-    assert "add" not in rows["x86"]["dynamic"]
-    assert "x86" in CliRunner().invoke(app, ["backends"]).stdout
-
-
-@pytest.mark.slow
-def test_a_process_of_its_own_keeps_stdout_clean() -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from quantc.cli.app import main; main()",
-            "quantize",
-            "quantize_models:complete",
-            "--json",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout)["name"] == "Sequential"
 
 
 # -- ONNX -----------------------------------------------------------------------------------------------------

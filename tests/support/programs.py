@@ -71,6 +71,18 @@ def _meta(node: fx.Node) -> Any:
     return torch.empty([int(size) for size in value.shape], dtype=value.dtype, device="meta")
 
 
+def relu_times_constant() -> Program:
+    """A relu, then a product with a buffer, with origins."""
+    build = Builder()
+    x = build.input("x", 2, 3)
+    w = build.constant("layer_w", torch.tensor([1.0, 2.0, 3.0]))
+    relu = build.call(aten.relu.default, x)
+    program = build.program(build.call(aten.mul.Tensor, relu, w))
+    program.origins[relu] = Origin("layer.act", "torch.nn.ReLU", "model.py", 3)
+    program.origins[program.node("mul")] = Origin("layer2", "M")
+    return program
+
+
 def small_net() -> Program:
     """conv, batch norm (with a counter and a mode), dropout (a mode), linear: one of each kind of line."""
     build = Builder()

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from quantc.capture.model_copies import cloned_inputs
-from quantc.capture.runtime.tracing import tensors_in
+from quantc.capture.runtime.call_tracing import tensors_in
 from quantc.errors import InputError
 from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Key, place_of_call
 from quantc.flows.tracing.functions import Kind, gives_back, open_function

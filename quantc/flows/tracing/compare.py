@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantc.capture.runtime.tracing import tensors_in
+from quantc.capture.runtime.call_tracing import tensors_in
 from quantc.errors import DataError, InputError
 from quantc.flows.tracing.call_sites import OpSite
 from quantc.flows.tracing.copies import copy_model

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from quantc.capture.runtime.tracing import tensors_in
+from quantc.capture.runtime.call_tracing import tensors_in
 from quantc.errors import InputError, QuantcError
 from quantc.flows.tracing.call_sites import END, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product, mode_argument, writes_first

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from quantc.capture.runtime.tracing import Recorder, SeenAt, SeenCall, tensors_in
+from quantc.capture.runtime.call_tracing import tensors_in
+from quantc.capture.runtime.tracing import Recorder, SeenAt, SeenCall
 from quantc.capture.runtime.write_detection import Stamp, is_wrapped
 from quantc.errors import CaptureError
 from quantc.flows.tracing.call_sites import BOUNDARIES, FIRST_CHILD, Context, Key, OpSite, source_of_call

@@ -14,7 +14,7 @@ from quantc import pipelines
 from quantc.annotate.quantizer import mode_config, quantizer_of
 from quantc.capture.constant_names import name_literals
 from quantc.capture.leaf_modules import leaf_selector
-from quantc.capture.runtime.tracing import tensors_in
+from quantc.capture.runtime.call_tracing import tensors_in
 from quantc.config.config import QuantConfig
 from quantc.errors import AnnotationError, CaptureError, InputError, QuantcError, UnknownNameError
 from quantc.flows.tracing.auto_trace import (

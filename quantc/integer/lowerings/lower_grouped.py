@@ -36,7 +36,7 @@ def _linear_grouped_fast(
     if w_zero_point is not None:
         ws = ws - w_zero_point.unsqueeze(-1).to(wide)
     # adding zero makes -0.0, which integers do not have, 0.0
-    return _joined(torch.bmm(xs, ws.permute(1, 2, 0)).add_(0.0), [*x.shape[:-1], w.shape[0]], *rest)
+    return _sum_groups(torch.bmm(xs, ws.permute(1, 2, 0)).add_(0.0), [*x.shape[:-1], w.shape[0]], *rest)
 
 
 @integer_op(
@@ -58,10 +58,10 @@ def linear_grouped(
     ws = aten.reshape.default(w, [w.shape[0], groups, group_size])
     ws = center(ws, 0 if w_zero_point is None else aten.unsqueeze.default(w_zero_point, -1))
     products = aten.bmm.default(aten.transpose.int(xs, 0, 1), aten.permute.default(ws, [1, 2, 0]))
-    return _joined(products, [*x.shape[:-1], w.shape[0]], *rest)
+    return _sum_groups(products, [*x.shape[:-1], w.shape[0]], *rest)
 
 
-def _joined(
+def _sum_groups(
     products: Tensor, shape: list[int], offset: Tensor | None, multiplier: Tensor, shift: Tensor | None, *grid: Any
 ) -> Tensor:
     """The products of the groups, `[group, row of x, row of w]`, added one by one: a sum of floats has an order."""
@@ -93,21 +93,21 @@ def write_linear_grouped(task: Task, w: Quantized) -> None:
     zeros = w.grid.zero_point if bool(w.grid.zero_point.any()) else None
 
     def head() -> tuple[Any, ...]:
-        return x.node, x.grid.one_zero_point, w.node, _kept(task, "weight_zero_point", zeros), w.grid.group
+        return x.node, x.grid.one_zero_point, w.node, _keep(task, "weight_zero_point", zeros), w.grid.group
 
     def make(place: OutputGrid | None) -> tuple[Any, ...]:
         if place is None:
-            return (*head(), _kept(task, "bias", bias), *task.to_float(scales))
+            return (*head(), _keep(task, "bias", bias), *task.to_float(scales))
         grid = place.grid
         task.check_shifts(scales / grid.scale)
         factors, offset, shift = _numbers(task.arithmetic.multiplier, scales / grid.scale, bias, grid, largest)
-        numbers = (_kept(task, "bias", offset), task.keep("multiplier", factors), _kept(task, "shift", shift))
+        numbers = (_keep(task, "bias", offset), task.keep("multiplier", factors), _keep(task, "shift", shift))
         return (*head(), *numbers, grid.one_zero_point, *place.bounds.on(grid), grid.dtype, *task.arithmetic.ending)
 
     end(task, OPS["linear_grouped"].target, make)
 
 
-def _kept(task: Task, hint: str, value: Tensor | None) -> fx.Node | None:
+def _keep(task: Task, hint: str, value: Tensor | None) -> fx.Node | None:
     return None if value is None else task.keep(hint, value)
 
 

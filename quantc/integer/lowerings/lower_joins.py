@@ -26,14 +26,14 @@ def _join(task: Task) -> None:
     if is_read_in_float(task.core) and not all(value.grid.equals(first) for value in joined):
         raise NotIntegerError("its result is read in float, and the tensors it joins lie on different grids")
     for quantizer, grid in ends:
-        task.replace(quantizer, _joined(task, joined, grid))
+        task.replace(quantizer, _join_values(task, joined, grid))
     if task.core.users:
-        made = _joined(task, joined, first)
+        made = _join_values(task, joined, first)
         task.claim(made)
         hand_on(task, task.core, Quantized(made, first), given[0], ())
 
 
-def _joined(task: Task, values: list[Quantized], grid: Grid) -> fx.Node:
+def _join_values(task: Task, values: list[Quantized], grid: Grid) -> fx.Node:
     """The integers of all, on one grid."""
     brought = [value.node if value.grid.equals(grid) else requantize(task, value, grid) for value in values]
     rest: tuple[Any, ...] = task.core.args[1:]

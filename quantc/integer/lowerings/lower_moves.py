@@ -56,13 +56,13 @@ def _upsample(task: Task) -> None:
 
 @computes("max_pool2d", "max_pool3d", "max_pool2d_with_indices", formula=SAME)
 def _max_pool(task: Task) -> None:
-    move = _pooled(task)
+    move = _pool(task)
     move.finish(move.same())
 
 
 @computes("max_pool1d", formula="max_pool2d of one row of the integers; the grid stays")
 def _max_pool1d(task: Task) -> None:
-    move = _pooled(task)
+    move = _pool(task)
     shape = move.shape
     names = ("kernel_size", "stride", "padding", "dilation")
     kernel, stride, padding, dilation = (task.argument(name)[0] if task.argument(name) else None for name in names)
@@ -73,7 +73,7 @@ def _max_pool1d(task: Task) -> None:
     move.finish(move.same(aten.squeeze.dim, pooled, -2), pooled)
 
 
-def _pooled(task: Task) -> Move:
+def _pool(task: Task) -> Move:
     """The input of a max pool. ATen pads with the lowest integer of the dtype, which never wins over an element."""
     move = Move(task)
     if move.source.grid.qmin > torch.iinfo(move.dtype).min and _may_be_all_padding(task):
@@ -130,14 +130,14 @@ def _clamp(task: Task) -> None:
     if is_read_in_float(task.root) and not {bounds.low, bounds.high} <= {-math.inf, 0.0, math.inf}:
         raise NotIntegerError("its result is read in float, and its bounds need not lie on the grid")
     for quantizer, grid in ends:
-        task.replace(quantizer, _bounded(task, source, bounds, grid))
+        task.replace(quantizer, _emit_clamp(task, source, bounds, grid))
     if task.root.users:
-        made = _bounded(task, source, bounds, source.grid)
+        made = _emit_clamp(task, source, bounds, source.grid)
         task.claim(made)
         hand_on(task, task.root, Quantized(made, source.grid), dequantize, ())
 
 
-def _bounded(task: Task, source: Quantized, bounds: Bounds, grid: Grid) -> fx.Node:
+def _emit_clamp(task: Task, source: Quantized, bounds: Bounds, grid: Grid) -> fx.Node:
     if grid.equals(source.grid):
         return task.emit(aten.clamp.default, source.node, *bounds.on(grid), dtype=grid.dtype)
     return requantize(task, source, grid, bounds)

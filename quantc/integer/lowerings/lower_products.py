@@ -180,7 +180,7 @@ def _write(task: Task, product: StaticProduct) -> None:
     """
     addend = product.addend
     vector = None if addend is None else _vector(task, addend)
-    stored = None if addend is None or vector is not None else _stored(task, product, addend)
+    stored = None if addend is None or vector is not None else _quantized_bias(task, product, addend)
     head = _head(task, product, vector, stored)
     if addend is None or vector is not None or stored is not None:
         _write_with_tail(task, head)
@@ -188,7 +188,7 @@ def _write(task: Task, product: StaticProduct) -> None:
         _write_with_addend(task, head, addend)
 
 
-def _stored(task: Task, product: StaticProduct, addend: Addend) -> Tensor | None:
+def _quantized_bias(task: Task, product: StaticProduct, addend: Addend) -> Tensor | None:
     """The bias, if it comes quantized as the accumulator is."""
     w = AccumulatedWeight(product.w.grid, None, product.layout, product.groups)
     found = stored_bias(task, addend.node, product.x.grid.scale * w.by_output(w.grid.scale))
@@ -229,7 +229,7 @@ def _head(task: Task, product: StaticProduct, vector: Tensor | None, stored: Ten
 def _write_with_tail(task: Task, head: Head) -> None:
     """A tail that only clamps becomes bounds. A quantized tensor that is added, and a curve, take the accumulator."""
     if task.tail and task.quantizers():
-        other = _added(task)
+        other = _tail_addend(task)
         if other is not None and tail_bounds(task.tail[1:]) is not None:
             return finish_sum(task, [_accumulator(task, head), term(other)], of=task.tail[0])
         if _has_steps(task, head):
@@ -240,7 +240,7 @@ def _write_with_tail(task: Task, head: Head) -> None:
     return finish(task, head.target, head.args, head.scale)
 
 
-def _added(task: Task) -> Quantized | None:
+def _tail_addend(task: Task) -> Quantized | None:
     """Tensor that the first op of the tail adds, if it is quantized per tensor."""
     first = task.tail[0]
     if not is_op(first, "add") or argument(first, "alpha") != 1:

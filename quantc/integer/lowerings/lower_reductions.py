@@ -22,19 +22,19 @@ from quantc.ir.types import tensor_type
 
 @computes("sum", formula=SUM_OF_ALL)
 def _sum(task: Task) -> None:
-    x, dims, _ = _reduced(task)
+    x, dims, _ = _reduction(task)
     head = (x.node, x.grid.one_zero_point, dims, task.argument("keepdim"))
     finish(task, SUM_OVER.target, head, x.grid.scale)
 
 
 @computes("mean", formula=AVERAGED)
 def _mean(task: Task) -> None:
-    x, dims, count = _reduced(task)
+    x, dims, count = _reduction(task)
     head = (x.node, x.grid.one_zero_point, dims, task.argument("keepdim"))
     finish(task, SUM_OVER.target, head, x.grid.scale, divisor=torch.tensor(count))
 
 
-def _reduced(task: Task) -> tuple[Quantized, list[int], int]:
+def _reduction(task: Task) -> tuple[Quantized, list[int], int]:
     """The operand of a sum over axes, these axes, and how many elements each sum has."""
     x = task.whole(task.argument("x"))
     if task.argument("dtype") not in (None, torch.float32):
@@ -43,7 +43,7 @@ def _reduced(task: Task) -> tuple[Quantized, list[int], int]:
     given = task.argument("dim")
     listed = [given] if isinstance(given, int) else list(given or range(len(shape)))
     dims = sorted(dim % len(shape) for dim in listed) if shape else []  # of a single number torch takes 0 and -1
-    count = math.prod(_known([shape[dim] for dim in dims], "how many elements it adds"))
+    count = math.prod(_static_sizes([shape[dim] for dim in dims], "how many elements it adds"))
     _check_room(task, x, count)
     return x, dims, count
 
@@ -69,7 +69,7 @@ def windows_along(
     """
     if not ceil_mode and (count_padding or not padding):
         return Windows(padding, padding, (kernel,))
-    (known,) = _known([size], "how much its windows cover")
+    (known,) = _static_sizes([size], "how much its windows cover")
     free = known + 2 * padding - kernel
     last = -(-free // stride) if ceil_mode else free // stride
     if ceil_mode and last * stride >= known + padding:
@@ -103,8 +103,8 @@ def _avg_pool(task: Task) -> None:
 def _adaptive_avg_pool(task: Task) -> None:
     x, rank = task.whole(task.argument("x")), _rank(task)
     shape = _shape(x)
-    sizes = _known(shape[-rank:], "how much its windows cover")
-    outputs = _known(_each(task.argument("output_size"), rank), "how many windows it has")
+    sizes = _static_sizes(shape[-rank:], "how much its windows cover")
+    outputs = _static_sizes(_each(task.argument("output_size"), rank), "how many windows it has")
     _check_room(task, x, math.prod(sizes))
     if outputs == [1] * rank:
         head: tuple[Any, ...] = (x.node, x.grid.one_zero_point, list(range(len(shape) - rank, len(shape))), True)
@@ -151,7 +151,7 @@ def _shape(x: Quantized) -> tuple[int | str, ...]:
     return kind.shape
 
 
-def _known(sizes: Sequence[Any], what: str) -> list[int]:
+def _static_sizes(sizes: Sequence[Any], what: str) -> list[int]:
     """Sizes that must be numbers, and not 0."""
     if not all(isinstance(size, int) for size in sizes):
         raise NotIntegerError(f"{what} depends on a size that is dynamic")

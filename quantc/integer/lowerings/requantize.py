@@ -43,7 +43,7 @@ def hand_on(task: Task, old: fx.Node, made: Quantized, dequantize: fx.Node, ends
         (made.node, *dequantize.args[1:]),
         before=task.root,
         like=old,
-        value=_retyped(made.node, torch.float32),
+        value=_with_dtype(made.node, torch.float32),
     )
     task.stand_in(old, read)
     task.program.plan.claims.drop(read)  # claims are for ops that compute; this only dequantizes
@@ -52,10 +52,10 @@ def hand_on(task: Task, old: fx.Node, made: Quantized, dequantize: fx.Node, ends
 def requantize(task: Task, value: Quantized, grid: Grid, bounds: Bounds | None = None) -> fx.Node:
     """Integers requantized onto another grid, within bounds."""
     args = (value.node, value.grid.one_zero_point, *task.onto(grid, value.grid.scale / grid.scale, bounds))
-    kind = _retyped(value.node, grid.dtype)
+    kind = _with_dtype(value.node, grid.dtype)
     return task.program.emit(OPS["requantize"].target, args, before=task.root, like=task.root, value=kind)
 
 
-def _retyped(node: fx.Node, dtype: torch.dtype) -> TensorType | None:
+def _with_dtype(node: fx.Node, dtype: torch.dtype) -> TensorType | None:
     kind = tensor_type(node)
     return None if kind is None else TensorType(dtype, kind.shape)

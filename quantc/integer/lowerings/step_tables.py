@@ -112,7 +112,7 @@ def step_table(curve: Curve, scale: Tensor, grid: Grid) -> tuple[Tensor, Tensor]
     farthest = float(scale.max()) * -LOWEST
     reached, levels = _thresholds(curve, grid, farthest)
     last_before = (first_accumulator(reached, scale.reshape(-1, 1)) - 1).clamp(LOWEST, HIGHEST)
-    return _compressed(last_before.to(torch.int32), levels)
+    return _compress(last_before.to(torch.int32), levels)
 
 
 def _thresholds(curve: Curve, grid: Grid, farthest: float) -> tuple[Tensor, Tensor]:
@@ -180,7 +180,7 @@ def first_accumulator(reached: Tensor, scale: Tensor) -> Tensor:
     return guess.to(torch.int64)
 
 
-def _compressed(last_before: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+def _compress(last_before: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
     """The same table without levels that no accumulator of any row has, and without steps from a level to itself.
 
     `levels[i]` begins after `last_before[:, i]` and ends with the one after it.

@@ -77,7 +77,7 @@ class Move:
         if target is None:
             target = core.target
             args, kwargs = map_arg((core.args, core.kwargs), self._integers)
-        kind = _retyped(type_of(core), self.dtype)
+        kind = _with_dtype(type_of(core), self.dtype)
         return self.task.program.emit(target, args, kwargs, before=self.task.root, like=core, value=kind)
 
     def _integers(self, value: fx.Node) -> fx.Node:
@@ -100,16 +100,16 @@ class Move:
             hand_on(self.task, old, Quantized(values, self.source.grid), self.dequantize, ends)
 
     def _item(self, moved: fx.Node, old: fx.Node) -> fx.Node:
-        kind = _retyped(type_of(old), self.dtype)
+        kind = _with_dtype(type_of(old), self.dtype)
         args = (moved, *old.args[1:])
         target: Any = old.target
         return self.task.program.emit(target, args, before=self.task.root, like=old, value=kind)
 
 
-def _retyped(kind: ValueType | None, dtype: torch.dtype) -> ValueType | None:
+def _with_dtype(kind: ValueType | None, dtype: torch.dtype) -> ValueType | None:
     """A type with integers of a dtype where it has floats."""
     if isinstance(kind, TupleType):
-        return TupleType(tuple(_retyped(item, dtype) for item in kind.items))
+        return TupleType(tuple(_with_dtype(item, dtype) for item in kind.items))
     if isinstance(kind, TensorType) and kind.dtype.is_floating_point:
         return TensorType(dtype, kind.shape)
     return kind

@@ -28,7 +28,7 @@ def linear(
     *grid: Any,
 ) -> Tensor:
     """`dynamic.linear_dynamic`."""
-    *of_x, parts = _given(grid, 5, 0)
+    *of_x, parts = _all_arguments(grid, 5, 0)
     levels, scale = _levels(x, per_token, *of_x)
 
     def product(bias: Tensor | None, *out: Any) -> Tensor:
@@ -47,7 +47,7 @@ def matmul(
     *grid: Any,
 ) -> Tensor:
     """`dynamic.matmul_dynamic`."""
-    *of_x, alpha, parts = _given(grid, 5, 1.0, 0)
+    *of_x, alpha, parts = _all_arguments(grid, 5, 1.0, 0)
     levels, scale = _levels(x, per_token, *of_x)
 
     def product(bias: Tensor | None, *out: Any) -> Tensor:
@@ -69,7 +69,7 @@ def conv(
     *grid: Any,
 ) -> Tensor:
     """`dynamic.conv_dynamic`."""
-    *of_x, parts = _given(grid, 5, 0)
+    *of_x, parts = _all_arguments(grid, 5, 0)
     levels, scale = _levels(x, False, *of_x)
     window = (stride, padding, dilation, groups, parts)
 
@@ -93,7 +93,7 @@ def conv_transpose(
     *grid: Any,
 ) -> Tensor:
     """`dynamic.conv_transpose_dynamic`."""
-    *of_x, parts = _given(grid, 5, 0)
+    *of_x, parts = _all_arguments(grid, 5, 0)
     levels, scale = _levels(x, False, *of_x)
     window = (stride, padding, output_padding, groups, dilation, parts)
 
@@ -105,7 +105,7 @@ def conv_transpose(
 
 def linear_both(x: Tensor, w: Tensor, bias: Tensor | None, *grids: Any) -> Tensor:
     """`dynamic.linear_both_dynamic`."""
-    (parts,) = _given(grids, 12, 0)[12:]
+    (parts,) = _all_arguments(grids, 12, 0)[12:]
     (left, scale), (right, w_scale) = _levels(x, *grids[:6]), _levels(w, *grids[6:12])
 
     def product(bias: Tensor | None, *out: Any) -> Tensor:
@@ -116,7 +116,7 @@ def linear_both(x: Tensor, w: Tensor, bias: Tensor | None, *grids: Any) -> Tenso
 
 def matmul_both(x: Tensor, y: Tensor, bias: Tensor | None, *grids: Any) -> Tensor:
     """`dynamic.matmul_both_dynamic`."""
-    alpha, parts = _given(grids, 12, 1.0, 0)[12:]
+    alpha, parts = _all_arguments(grids, 12, 1.0, 0)[12:]
     (left, scale), (right, y_scale) = _levels(x, *grids[:6]), _levels(y, *grids[6:12])
     columns = right.unsqueeze(-1) if y.dim() == 1 else right
 
@@ -130,7 +130,7 @@ def matmul_both(x: Tensor, y: Tensor, bias: Tensor | None, *grids: Any) -> Tenso
 # -- what they are made of -----------------------------------------------------------------------------------------
 
 
-def _given(arguments: Sequence[Any], count: int, *defaults: Any) -> tuple[Any, ...]:
+def _all_arguments(arguments: Sequence[Any], count: int, *defaults: Any) -> tuple[Any, ...]:
     """`count` arguments and the optional ones; torch omits arguments that have their default."""
     return (*arguments, *defaults[len(arguments) - count :])
 

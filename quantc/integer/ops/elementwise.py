@@ -16,7 +16,7 @@ SUMMED = "out = clamp(round(Σ_i (x_i − z_i) · M_i + offset) + zo); M_i = s_i
 MULTIPLIED = "out = clamp(round((xq − xz)(yq − yz) · M) + zo); M = sx·sy / so"
 
 
-def _summed_fast(
+def _sum_fast(
     xs: Sequence[Tensor],
     zero_points: Sequence[int],
     multipliers: Sequence[Tensor],
@@ -34,9 +34,9 @@ def _summed_fast(
         grid = (out_zero_point, qmin, qmax, dtype, rounding, saturate)
         exact: Tensor = sum_tensors(xs, zero_points, multipliers, offset, shift, *grid)
         return exact
-    total = _scaled(xs[0], zero_points[0], multipliers[0])
+    total = _scale(xs[0], zero_points[0], multipliers[0])
     for x, zero_point, multiplier in zip(xs[1:], zero_points[1:], multipliers[1:], strict=True):
-        total = _onto(total, _scaled(x, zero_point, multiplier), torch.add)
+        total = _onto(total, _scale(x, zero_point, multiplier), torch.add)
     if offset is not None:
         total = _onto(total, offset, torch.add)
     if dtype.is_floating_point:
@@ -44,7 +44,7 @@ def _summed_fast(
     return total.round_().add_(out_zero_point).clamp_(qmin, qmax).to(dtype)
 
 
-def _scaled(x: Tensor, zero_point: int, multiplier: Tensor) -> Tensor:
+def _scale(x: Tensor, zero_point: int, multiplier: Tensor) -> Tensor:
     wide = x.to(torch.float64)
     if zero_point:
         wide.sub_(zero_point)
@@ -62,7 +62,7 @@ def _onto(target: Tensor, other: Tensor, op: Any) -> Tensor:
     "sum(Tensor[] xs, int[] zero_points, Tensor[] multipliers, Tensor? offset, Tensor? shift, int out_zero_point, "
     f"int qmin, int qmax, ScalarType dtype, {ENDING}) -> Tensor",
     formula=SUMMED,
-    kernel=_summed_fast,
+    kernel=_sum_fast,
 )
 def sum_tensors(
     xs: Sequence[Tensor],

@@ -27,7 +27,7 @@ RECIPROCAL_PLACES = 52
 NARROW = (torch.int8, torch.uint8)
 
 
-def _normalized_fast(
+def _normalize_fast(
     x: Tensor,
     x_zero_point: int,
     length: int,
@@ -68,7 +68,7 @@ def _normalized_fast(
     "-> Tensor",
     formula=NORMALIZED,
     deviation=NORM_DEVIATION,
-    kernel=_normalized_fast,
+    kernel=_normalize_fast,
 )
 def normalize(
     x: Tensor,

@@ -46,7 +46,7 @@ def linear(
     dtype = _working_type(x, parts)
     left, right = _minus(x, x_zero_point, dtype), _weight(w, w_zero_point, 0, dtype)
     sums = [left[..., a:b] @ right[:, a:b].t() for a, b in parts_of(x.shape[-1], parts)]
-    return _finished(sums, bias, 0, *out)
+    return _finish(sums, bias, 0, *out)
 
 
 def matmul(
@@ -63,7 +63,7 @@ def matmul(
     left, right = _minus(x, x_zero_point, dtype), _weight(y, y_zero_point, y.dim() - 1, dtype)
     rows = (slice(None),) if y.dim() > 1 else ()
     sums = [left[..., a:b] @ right[..., a:b, *rows] for a, b in parts_of(x.shape[-1], parts)]
-    return _finished(sums, bias, 0, *out)
+    return _finish(sums, bias, 0, *out)
 
 
 def conv(
@@ -83,12 +83,12 @@ def conv(
     dtype, rank = _convolution_type(x, parts), len(stride)
     left, right = _minus(x, x_zero_point, dtype), _weight(w, w_zero_point, 0, dtype)
     batch = left if x.dim() == rank + 2 else left.unsqueeze(0)
-    direct = _direct if dtype is torch.float32 else _chosen_by_torch
+    direct = _direct if dtype is torch.float32 else _torch_convolution
     sums = [
         direct(_channels(batch, 1, a, b, groups), right[:, a:b], stride, padding, dilation, groups)
         for a, b in parts_of(w.shape[1], parts)
     ]
-    return _finished(_like_input(sums, x, rank), bias, rank, *out)
+    return _finish(_like_input(sums, x, rank), bias, rank, *out)
 
 
 def conv_transpose(
@@ -114,7 +114,7 @@ def conv_transpose(
         torch.convolution(_channels(batch, 1, a, b, groups), _channels(right, 0, a, b, groups), None, *window)
         for a, b in parts_of(w.shape[0] // groups, parts)
     ]
-    return _finished(_like_input(sums, x, rank), bias, rank, *out)
+    return _finish(_like_input(sums, x, rank), bias, rank, *out)
 
 
 # -- factors -------------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def _direct(
     return torch.mkldnn_convolution(x.unsqueeze(2), w.unsqueeze(2), None, *window).squeeze(2)
 
 
-def _chosen_by_torch(
+def _torch_convolution(
     x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Tensor:
     return torch.convolution(x, w, None, stride, padding, dilation, False, [0] * len(stride), groups)
@@ -252,7 +252,7 @@ class _Out:
             result.copy_(levels.to(torch.int32).add_(self.zero_point))
 
 
-def _finished(sums: list[Tensor], bias: Tensor | None, trailing: int, *out: Any) -> Tensor:
+def _finish(sums: list[Tensor], bias: Tensor | None, trailing: int, *out: Any) -> Tensor:
     """The sum of the parts with the bias, on the grid of the result: block by block, so as to stay in the cache.
 
     `trailing` axes come after that of the channels; along the channels there may be biases and multipliers.

@@ -43,7 +43,7 @@ def linear(
     room = _room(x, w)
     columns = aten.transpose.int(_centered_factor(w, w_zero_point, 0, room), 0, 1)
     acc = _with_columns(center(x, x_zero_point, room), columns)
-    return _finished(acc, bias, 0, *out)
+    return _finish(acc, bias, 0, *out)
 
 
 @integer_op(
@@ -74,7 +74,7 @@ def matmul(
         acc = aten.squeeze.dim(acc, -1)
     if x.dim() == 1:
         acc = aten.squeeze.dim(acc, -1 if y.dim() == 1 else -2)
-    return _finished(acc, bias, 0, *out)
+    return _finish(acc, bias, 0, *out)
 
 
 @integer_op(
@@ -101,9 +101,9 @@ def conv(
     ATen has no dilated convolution of integers below 64 bits: the weight gets zeros between its taps.
     """
     room = _room(x, w)
-    wide = _spaced(_centered_factor(w, w_zero_point, 0, room), dilation)
-    acc = _convolved(center(x, x_zero_point, room), wide, stride, padding, groups)
-    return _finished(acc, bias, len(stride), *out)
+    wide = _insert_zeros(_centered_factor(w, w_zero_point, 0, room), dilation)
+    acc = _convolve(center(x, x_zero_point, room), wide, stride, padding, groups)
+    return _finish(acc, bias, len(stride), *out)
 
 
 @integer_op(
@@ -131,14 +131,14 @@ def conv_transpose(
     ATen has none for integers below 64 bits: it is a convolution of the input with zeros between its elements.
     """
     room, rank = _room(x, w), len(stride)
-    turned = _spaced(_turned(_centered_factor(w, w_zero_point, 1, room), groups), dilation)
+    turned = _insert_zeros(_flip_taps(_centered_factor(w, w_zero_point, 1, room), groups), dilation)
     around: list[int] = []
     for axis in reversed(range(rank)):
         reach = turned.shape[2 + axis] - 1 - padding[axis]
         around += [reach, reach + output_padding[axis]]
-    spread = aten.constant_pad_nd.default(_spaced(center(x, x_zero_point, room), stride), around)
-    acc = _convolved(spread, turned, [1] * rank, [0] * rank, groups)
-    return _finished(acc, bias, rank, *out)
+    spread = aten.constant_pad_nd.default(_insert_zeros(center(x, x_zero_point, room), stride), around)
+    acc = _convolve(spread, turned, [1] * rank, [0] * rank, groups)
+    return _finish(acc, bias, rank, *out)
 
 
 # -- what they are made of -----------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def _broadcast(one: Sequence[int], other: Sequence[int]) -> list[int]:
     return [second if first == 1 else first for first, second in pairs]
 
 
-def _convolved(x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], groups: int) -> Tensor:
+def _convolve(x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], groups: int) -> Tensor:
     """A convolution of one item, or of a batch of them."""
     rank = w.dim() - 2
     is_one = x.dim() == rank + 1
@@ -195,7 +195,7 @@ def _convolved(x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[in
     return aten.squeeze.dim(acc, 0) if is_one else acc
 
 
-def _spaced(x: Tensor, steps: Sequence[int]) -> Tensor:
+def _insert_zeros(x: Tensor, steps: Sequence[int]) -> Tensor:
     """`x` with zeros between its elements, which are then `steps` apart on its last axes."""
     for place, step in enumerate(steps):
         axis = x.dim() - len(steps) + place
@@ -209,7 +209,7 @@ def _spaced(x: Tensor, steps: Sequence[int]) -> Tensor:
     return x
 
 
-def _turned(w: Tensor, groups: int) -> Tensor:
+def _flip_taps(w: Tensor, groups: int) -> Tensor:
     """The weight of a transposed convolution as that of the convolution it is: taps turned about, channels exchanged."""
     inputs, outputs, taps = w.shape[0] // groups, w.shape[1], list(w.shape[2:])
     exchanged = aten.transpose.int(aten.reshape.default(w, [groups, inputs, outputs, *taps]), 1, 2)
@@ -218,7 +218,7 @@ def _turned(w: Tensor, groups: int) -> Tensor:
     return turned
 
 
-def _finished(acc: Tensor, bias: Tensor | None, trailing: int, multiplier: Tensor | None, *out: Any) -> Tensor:
+def _finish(acc: Tensor, bias: Tensor | None, trailing: int, multiplier: Tensor | None, *out: Any) -> Tensor:
     """The accumulator with its bias; on the grid of the result if there is a multiplier.
 
     `trailing` axes come after that of the channels.

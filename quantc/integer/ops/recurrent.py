@@ -167,7 +167,7 @@ def _layers(kind: Kind, make: Maker) -> Callable[..., tuple[Tensor, ...]]:
         each = [make(w, scale, bias, grid) for w, scale, bias in zip(weights, scales, added, strict=True)]
         pairs = list(zip(each[::2], each[1::2], strict=True))
         layout = Layout(num_layers, bidirectional, batch_first)
-        return unroll(kind, layout, x, _listed(hx), pairs)
+        return unroll(kind, layout, x, _as_list(hx), pairs)
 
     return run
 
@@ -177,9 +177,9 @@ def _shapes(kind: Kind) -> Callable[..., tuple[Tensor, ...]]:
 
     def fake(x: Tensor, hx: Any, *rest: Any) -> tuple[Tensor, ...]:
         directions = 2 if rest[4] else 1
-        state = _listed(hx)[0]
+        state = _as_list(hx)[0]
         outcome = x.new_empty([*x.shape[:-1], directions * state.shape[-1]])
-        return (outcome, *(part.new_empty(part.shape) for part in _listed(hx)))
+        return (outcome, *(part.new_empty(part.shape) for part in _as_list(hx)))
 
     return fake
 
@@ -197,13 +197,13 @@ def _cell(kind: Kind, make: Maker) -> Callable[..., Any]:
         *grid: Any,
     ) -> Any:
         given = make(w_ih, ih_scale, b_ih, grid)(x)
-        state = kind.step(given, _listed(hx), make(w_hh, hh_scale, b_hh, grid))
+        state = kind.step(given, _as_list(hx), make(w_hh, hh_scale, b_hh, grid))
         return state if kind.states > 1 else state[0]
 
     return run
 
 
-def _listed(hx: Any) -> State:
+def _as_list(hx: Any) -> State:
     """The state, which is a list only where it has two parts."""
     return tuple(hx) if isinstance(hx, list | tuple) else (hx,)
 

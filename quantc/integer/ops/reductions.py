@@ -21,7 +21,7 @@ AVERAGED = SUM_OF_ALL.replace("sx / so", "sx / (so·n)") + ", n the number of pl
 )
 def sum_over(x: Tensor, x_zero_point: int, dims: Sequence[int], keepdim: bool, *out: Any) -> Tensor:
     """Sums over whole axes."""
-    return rescale(_summed(center(x, x_zero_point), dims, keepdim), *out)
+    return rescale(_sum(center(x, x_zero_point), dims, keepdim), *out)
 
 
 @integer_op(
@@ -43,7 +43,7 @@ def sum_windows(
         acc = aten.constant_pad_nd.default(acc, pairs, 0)
     for axis in range(rank):
         dim = x.dim() - rank + axis
-        acc = _summed(aten.unfold.default(acc, dim, kernel[axis], stride[axis]), [x.dim()], False)
+        acc = _sum(aten.unfold.default(acc, dim, kernel[axis], stride[axis]), [x.dim()], False)
     return rescale(acc, *out)
 
 
@@ -64,7 +64,7 @@ def sum_spans(x: Tensor, x_zero_point: int, starts: Sequence[Tensor], ends: Sequ
     return rescale(acc, *out)
 
 
-def _summed(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+def _sum(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     total: Tensor = aten.sum.dim_IntList(x, list(dims), keepdim, dtype=torch.int32)
     return total
 

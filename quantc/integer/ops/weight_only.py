@@ -34,7 +34,7 @@ def stored_weight(
 ) -> Tensor:
     """The dequantized float32 weight."""
     levels = w if group_size is None else aten.reshape.default(w, [-1, _group(w, scale, group_size)])
-    real = _scaled(levels, *(_beside(part, levels, axis, group_size) for part in (scale, zero_point)))
+    real = _dequantize(levels, *(_beside(part, levels, axis, group_size) for part in (scale, zero_point)))
     if group_size is not None:
         real = aten.reshape.default(real, [*w.shape])
     if shape is not None:
@@ -58,7 +58,7 @@ def _beside(values: Tensor | None, levels: Tensor, axis: int | None, group_size:
     return aten.reshape.default(values, [-1 if dim == (axis or 0) % rank else 1 for dim in range(rank)])
 
 
-def _scaled(levels: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
+def _dequantize(levels: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
     real: Tensor = aten.to.dtype(levels, torch.float32)
     if zero_point is not None:
         real = aten.sub.Tensor(real, aten.to.dtype(zero_point, torch.float32))
@@ -134,12 +134,12 @@ def real_rows(
         count = scale.shape[-1]
         split = aten.reshape.default(rows, [*rows.shape[:-1], count, rows.shape[-1] // count])
         parts = [None if part is None else looked_up(part, indices) for part in (scale, zero_point)]
-        real = _scaled(split, *(None if part is None else aten.unsqueeze.default(part, -1) for part in parts))
+        real = _dequantize(split, *(None if part is None else aten.unsqueeze.default(part, -1) for part in parts))
         return aten.reshape.default(real, [*rows.shape])
     if axis != 0:
-        return _scaled(rows, scale, zero_point)
+        return _dequantize(rows, scale, zero_point)
     columns = [None if part is None else aten.reshape.default(part, [-1, 1]) for part in (scale, zero_point)]
-    return _scaled(rows, *(None if part is None else looked_up(part, indices) for part in columns))
+    return _dequantize(rows, *(None if part is None else looked_up(part, indices) for part in columns))
 
 
 @integer_op(

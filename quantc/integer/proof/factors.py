@@ -155,7 +155,7 @@ def _in_qdq(program: Program, node: fx.Node, sizes: Sizes) -> Factors | None:
     if constant is not None and layout_of(op_name(node)) == "columns":
         zero_points = _zero_points(program, left, constant.dim())
         return Factors(node, levels_before(right), Weights.of(constant, zero_points, _rows))
-    count = _summed(left, sizes) if op_name(node) in SUMMED_ON_LAST_AXIS else None
+    count = _summand_count(left, sizes) if op_name(node) in SUMMED_ON_LAST_AXIS else None
     return Factors(node, levels_before(left), levels_before(right), count=count)
 
 
@@ -227,12 +227,14 @@ def _in_integers(program: Program, node: fx.Node, sizes: Sizes) -> Factors | Non
         groups = argument(node, "groups") if layout == "transposed" else 1
         stored = _stored_zero_points(program, zero_points[1], node, weight, layout)
         found = Weights.of(weight, stored, lambda w: _by_channel(w, layout, groups))
-        return Factors(node, _comes(node, "x") or levels_of(program, left, zero_points[0]), found, _held(program, node))
+        return Factors(
+            node, _comes(node, "x") or levels_of(program, left, zero_points[0]), found, _bias_steps(program, node)
+        )
     pairs = zip(("x", name), (left, right), zero_points, strict=True)
     x, y = (_comes(node, side) or levels_of(program, *pair) for side, *pair in pairs)
     if constant is not None:
         return Factors(node, y, Weights.of(constant, torch.tensor(zero_points[0]), _rows))
-    return Factors(node, x, y, count=_summed(left, sizes))
+    return Factors(node, x, y, count=_summand_count(left, sizes))
 
 
 def _of_all_weights(program: Program, node: fx.Node) -> Factors | None:
@@ -259,7 +261,7 @@ def _comes(node: fx.Node, side: str) -> Levels | None:
     return Levels(qmin, qmax, dtype, argument(node, f"{side}_zero_point"))
 
 
-def _held(program: Program, node: fx.Node) -> Tensor | None:
+def _bias_steps(program: Program, node: fx.Node) -> Tensor | None:
     """The bias in steps of the accumulator; where the steps are found as the program runs, it is added after them."""
     target: Any = node.target
     bias = argument(node, "bias") if position(target, "bias") >= 0 else None
@@ -299,7 +301,7 @@ def _by_channel(w: Tensor, layout: Layout, groups: int) -> Tensor:
     return by_channel(w.unsqueeze(-1) if w.dim() == 1 else w, layout, groups)
 
 
-def _summed(x: fx.Node, sizes: Sizes) -> int | None:
+def _summand_count(x: fx.Node, sizes: Sizes) -> int | None:
     """Number of summands of a matmul."""
     kind = tensor_type(x)
     if kind is None:

@@ -81,15 +81,15 @@ def _limits(program: Program, node: fx.Node, dtype: torch.dtype) -> tuple[int, i
     seen, waiting = {node}, [node]
     while waiting:
         here = waiting.pop()
-        sources = _handed_on(here, dtype)
+        sources = _value_sources(here, dtype)
         if not sources:
-            ends.append(_listed(program, here) or _own_limits(here, dtype))
+            ends.append(_table_range(program, here) or _own_limits(here, dtype))
         waiting += [source for source in sources if source not in seen]
         seen.update(sources)
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
-def _handed_on(node: fx.Node, dtype: torch.dtype) -> list[fx.Node]:
+def _value_sources(node: fx.Node, dtype: torch.dtype) -> list[fx.Node]:
     """The nodes whose integers a node yields again; none if it makes its own."""
     if node.target is operator.getitem:
         return list(node.all_input_nodes)
@@ -98,7 +98,7 @@ def _handed_on(node: fx.Node, dtype: torch.dtype) -> list[fx.Node]:
     return [value for value in node.all_input_nodes if dtype_of(value) == dtype]
 
 
-def _listed(program: Program, node: fx.Node) -> tuple[int, int] | None:
+def _table_range(program: Program, node: fx.Node) -> tuple[int, int] | None:
     """The ends of the table a node takes its results from; None if there is no such table."""
     op = op_of(node.target)
     if op is None or op.name not in TABLES:

@@ -106,7 +106,7 @@ def choose(program: Program, makers: Mapping[str, Callable[[], nn.Module]], reas
     fit: dict[str, nn.Module] = {}
     least = ENOUGH
     for name, make in makers.items():
-        made = _built(make)
+        made = _build(make)
         if isinstance(made, str):
             rows[name] = EngineTiming(name, None, None, made)
             continue
@@ -122,14 +122,14 @@ def choose(program: Program, makers: Mapping[str, Callable[[], nn.Module]], reas
             where="; ".join(f"{row.engine}: {row.why_not}" for row in rows.values()),
             advice='name an engine, engine="torch", and compare its results with those of the program',
         )
-    times = _timed(fit, args, kwargs)
+    times = _measure(fit, args, kwargs)
     for name, seconds in times.items():
         rows[name] = EngineTiming(name, seconds * 1e3, rows[name].sqnr)
     fastest = min(times, key=lambda name: times[name])
     return Chosen(fit[fastest], program.name, fastest, tuple(rows.values()))
 
 
-def _built(make: Callable[[], nn.Module]) -> nn.Module | str:
+def _build(make: Callable[[], nn.Module]) -> nn.Module | str:
     """A module, or why there is none."""
     try:
         return make()
@@ -155,7 +155,7 @@ def _close(wanted: Any, found: Any) -> float:
 
 
 @torch.no_grad()
-def _timed(modules: Mapping[str, nn.Module], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, float]:
+def _measure(modules: Mapping[str, nn.Module], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, float]:
     """The least seconds that each takes, measured in turns, so that a busy machine is so for all."""
     least = dict.fromkeys(modules, math.inf)
     spent, rounds = 0.0, 0

@@ -54,9 +54,9 @@ class Pte:
         self._outputs = tuple(outputs)
         """The flat outputs that are no tensors, at their places; for tensors, Ellipsis."""
         self._is_one = self._outputs == (...,) and signature is not None and signature.out_spec.is_leaf()
-        """Whether it yields a tensor, and nothing around it."""
+        """True if the result is a tensor, in no container."""
         self._why_flat = why_flat
-        """Why tensors come and go one after the other, where they do."""
+        """The reason why the call is flat, if it is: tensors in, tensors out, in order."""
         self._running: Running | None = None
         self._known = KnownArguments()
         tensors = enumerate(metadata.inputs if metadata else ())
@@ -169,7 +169,7 @@ class Pte:
             for size, expected in zip(value.shape, item.shape, strict=False):
                 fits = fits and self._fits(size, expected, sizes)
             if not fits:
-                shape = ", ".join(str(self._told(part)) for part in item.shape)
+                shape = ", ".join(str(self._size_text(part)) for part in item.shape)
                 raise InputError(
                     f"input {item.name!r} is {dtype}{[*value.shape]}, and the program takes {item.dtype}[{shape}]",
                     where=self._where,
@@ -185,7 +185,7 @@ class Pte:
         low, high = ranges[expected]
         return sizes.setdefault(expected, size) == size and low <= size <= high
 
-    def _told(self, size: int | str) -> int | str:
+    def _size_text(self, size: int | str) -> int | str:
         ranges = self.metadata.ranges if self.metadata is not None else {}
         return f"{size} in {ranges[size][0]}..{ranges[size][1]}" if isinstance(size, str) and size in ranges else size
 

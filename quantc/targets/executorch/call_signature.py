@@ -53,7 +53,7 @@ class Convention:
     outputs: tuple[Any, ...] = ()
     """The flat outputs that are no tensors, at their places; for tensors, Ellipsis."""
     why_flat: str = ""
-    """Why there is no signature."""
+    """The reason why there is no signature; empty if there is one."""
 
 
 def outputs_of(program: Program) -> tuple[Any, ...]:
@@ -93,7 +93,7 @@ def convention_of(
         return Convention(why_flat="it says nothing of how its tensors are arranged: an older quantc wrote it")
     try:
         takes, gives = (_read(text, read_spec) for text in (data.takes, data.gives))
-        fixed = [None if item is None else _fixed(item) for item in data.inputs]
+        fixed = [None if item is None else _constant_input(item) for item in data.inputs]
         outputs = tuple(... if text is None else _read(text, _plain_value) for text in data.outputs)
     except ParseError as error:
         return Convention(why_flat=f"{error.what}; {error.advice}" if error.advice else error.what)
@@ -110,7 +110,7 @@ def _read(text: str, read: Callable[[Reader], T]) -> T:
     return found
 
 
-def _fixed(item: FixedData) -> Input:
+def _constant_input(item: FixedData) -> Input:
     return Input(item.name, is_constant=True, constant=_read(item.value, _plain_value))
 
 

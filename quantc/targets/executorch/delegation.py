@@ -23,11 +23,11 @@ RECURRENT = ops_in(Family.RECURRENT)
 MEANS = ("mean", "adaptive_avg_pool2d")
 """Ops that `legalize-xnnpack` may write as a pool."""
 MAX_ROWS = 40
-"""How many ops the text shows."""
+"""Maximum number of ops that the text shows."""
 
 
 class RunsOn(StrEnum):
-    """Where an op runs: in a delegate, on ExecuTorch's own kernels, or nowhere if it was removed."""
+    """The executor of an op: a delegate, ExecuTorch's own kernels, or none if the op was removed."""
 
     DELEGATE = "delegate"
     """In a delegate, on integers."""
@@ -53,7 +53,7 @@ class DelegationRow:
     module: str
     place: RunsOn
     why: str = ""
-    """Why a delegate does not compute it on integers."""
+    """The reason why no delegate computes it on integers."""
 
     @property
     def is_delegated(self) -> bool:
@@ -71,11 +71,11 @@ class Delegation:
     program: str
     rows: tuple[DelegationRow, ...]
     delegates: int
-    """How many pieces of the program delegates run."""
+    """Number of delegated subgraphs."""
     others: tuple[str, ...] = ()
     """The ops that run on ExecuTorch's own kernels, quantized or not, by name, each once."""
     sizes: str = ""
-    """Which sizes were fixed that are open in the program, if any were."""
+    """The sizes that are dynamic in the program and fixed here, as text; empty if there are none."""
 
     @property
     def taken(self) -> tuple[DelegationRow, ...]:
@@ -131,7 +131,7 @@ def delegation_of(program: Program, legal: Program, manager: Any, reasons: Mappi
     """Delegation of a program's quantized ops, read from the lowered graphs; `legal` is the program as they were given
     it."""
     top = manager.exported_program().graph_module
-    inside = {id(graph): graph for graph in _delegated(top)}
+    inside = {id(graph): graph for graph in _delegate_graphs(top)}
     places: dict[str, set[RunsOn]] = {}
     for graph in inside.values():
         for name, place in _places(graph):
@@ -152,7 +152,7 @@ def misread(manager: Any) -> str:
 
     Those other users would read integers as floats.
     """
-    for graph in _delegated(manager.exported_program().graph_module):
+    for graph in _delegate_graphs(manager.exported_program().graph_module):
         for node in graph.nodes:
             is_part = is_scaling(node) and is_implicit(node) and "dequantize" in str(node.target)
             if is_part and any(user.op == "output" for user in node.users):
@@ -200,7 +200,7 @@ def _why(program: Program, node: fx.Node, claim: Claim, reasons: Mapping[str, st
     return f"{readers[0]} reads it as float" if readers else "no partitioner has a rule for it in this form"
 
 
-def _delegated(module: Any) -> Iterator[fx.Graph]:
+def _delegate_graphs(module: Any) -> Iterator[fx.Graph]:
     """The graphs that delegates run, those in branches and loops too."""
     for part in module.modules():
         original = getattr(part, "original_module", None)
@@ -226,7 +226,7 @@ def _short(node: fx.Node) -> str:
 
 
 def _places(graph: fx.Graph) -> Iterator[tuple[str, RunsOn]]:
-    """Where each op of a delegate's graph is computed: on integers if all it reads are, or its weight is."""
+    """The ops of a delegate's graph, each with its arithmetic: integer if all its inputs are, or its weight is."""
     on_integers: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op != "call_function" or is_scaling(node):

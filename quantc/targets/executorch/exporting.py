@@ -27,7 +27,7 @@ def size_ranges(program: Program, largest: int | Mapping[str, int]) -> dict[str,
     """
     known = program.signature.ranges
     named = {} if isinstance(largest, int) else _by_symbol(largest, known)
-    for_all = _checked(largest) if isinstance(largest, int) else LARGEST
+    for_all = _check_size(largest) if isinstance(largest, int) else LARGEST
     found: dict[str, tuple[int, int]] = {}
     for symbol, (low, high) in known.items():
         end = for_all if high is None else high
@@ -42,10 +42,10 @@ def _by_symbol(largest: Any, known: Mapping[str, Any]) -> dict[str, int]:
     for symbol in largest:
         if symbol not in known:
             raise _wrong(f"{symbol!r} is no size that varies", suggest(str(symbol), known, noun="sizes"))
-    return {symbol: _checked(size) for symbol, size in largest.items()}
+    return {symbol: _check_size(size) for symbol, size in largest.items()}
 
 
-def _checked(size: Any) -> int:
+def _check_size(size: Any) -> int:
     if not isinstance(size, int) or size < 1:
         raise _wrong(f"largest is {size!r}", "give the largest size that will be asked for, a whole number")
     return size

@@ -33,11 +33,11 @@ class InputData(BaseModel):
     dtype: str
     shape: list[int | str]
     is_rounded: bool = False
-    """Whether it must be finite: no grid has a level for NaN."""
+    """True if it must be finite: no grid has a level for NaN."""
     is_mask: bool = False
-    """Whether it may be infinite all the same."""
+    """True if it may be infinite nevertheless."""
     masks_rows: bool = False
-    """Whether no row of it may be minus infinity alone; files of earlier versions do not say."""
+    """True if no row of it may be minus infinity throughout; absent from files of earlier versions."""
 
 
 class Metadata(BaseModel):
@@ -51,7 +51,7 @@ class Metadata(BaseModel):
     executorch: str
     program: str
     backend: str
-    """What it was quantized for."""
+    """The backend it was quantized for."""
     config: str
     """A digest of what the user asked for."""
     source: str
@@ -60,9 +60,9 @@ class Metadata(BaseModel):
     ranges: dict[str, tuple[int, int]]
     """The sizes that a dimension may have, by its symbol."""
     has_state: bool = False
-    """Whether it keeps a state between calls."""
+    """True if it keeps state between calls."""
     call: CallData | None = None
-    """How inputs and outputs are arranged; None in files of earlier versions."""
+    """The structure of inputs and outputs; None in files of earlier versions."""
 
     def to_text(self) -> str:
         return json.dumps(self.model_dump(mode="json"), sort_keys=True)

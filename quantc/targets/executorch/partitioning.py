@@ -27,7 +27,7 @@ LOGGERS = tuple(
 )
 
 TRACE = "torch.__trace"
-"""Where torch logs all that its compilers do; whoever listens to everything waits for it longer than for the rest."""
+"""The logger of all that torch's compilers trace; a handler on it costs more time than all the rest."""
 
 
 def name_of(node: fx.Node) -> str:

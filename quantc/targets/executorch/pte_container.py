@@ -31,7 +31,7 @@ def unseal_pte(data: bytes, where: str) -> bytes:
     """
     if data[4:8] != MAGIC:
         raise LoadError("this is no .pte file: it does not begin as one", where=where, advice=ADVICE)
-    needed = _needed(data)
+    needed = _content_length(data)
     if needed is not None and len(data) < needed:
         raise LoadError(f"the file is cut short: {len(data)} bytes of {needed}", where=where, advice=ADVICE)
     end = needed if needed is not None else len(data) - SEALED if data.endswith(SEAL) else len(data)
@@ -45,7 +45,7 @@ def _seal(content: bytes) -> bytes:
     return sha256(content).digest() + SEAL
 
 
-def _needed(data: bytes) -> int | None:
+def _content_length(data: bytes) -> int | None:
     """Content length according to the header; None without a header, or with one from before it had lengths."""
     if data[8:12] != HEADER or len(data) < 40:
         return None

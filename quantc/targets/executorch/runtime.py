@@ -75,10 +75,10 @@ class Running:
         """The file's metadata; None if quantc did not write it."""
         if METHOD not in self.methods:
             return None
-        (text,) = self._loaded(METHOD).execute([])
+        (text,) = self._load_method(METHOD).execute([])
         return read_metadata(str(text), self._where)
 
-    def _loaded(self, name: str) -> Any:
+    def _load_method(self, name: str) -> Any:
         try:
             return self._program.load_method(name)
         except (RuntimeError, KeyError) as error:
@@ -106,7 +106,7 @@ class Running:
             return made
 
     def _first_run(self, inputs: list[Tensor]) -> list[Any]:
-        method = self._loaded(FORWARD)
+        method = self._load_method(FORWARD)
         made: list[Any] = method.execute(inputs)
         self._method = method
         return made
@@ -123,7 +123,7 @@ class Running:
         pairs = zip(self._room, sizes, strict=True)
         self._room = [tuple(max(*each) for each in zip(*both, strict=True)) for both in pairs]
         self._program = self._read()  # to load the method alone gives the one that is there
-        self._method = self._loaded(FORWARD)
+        self._method = self._load_method(FORWARD)
         if self._room != sizes:
             largest = zip(self._room, inputs, strict=True)
             self._method.execute([torch.zeros(size, dtype=x.dtype) for size, x in largest])

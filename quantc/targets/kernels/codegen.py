@@ -55,8 +55,8 @@ BINDINGS: dict[Any, Callable[..., Any]] = {
     ATEN.unbind.int: torch.unbind,
     ATEN.unsqueeze.default: torch.unsqueeze,
 }
-"""What torch calls ATen's ops by from Python: the same ops, without a look at their schema. They take the arguments by the
-same names and places."""
+"""Torch's Python bindings of ATen ops: the same ops without schema dispatch, with the same argument names and
+positions."""
 
 
 def straight_line(module: fx.GraphModule) -> Callable[..., Sequence[Any]]:
@@ -108,13 +108,13 @@ class _Writing:
         elif node.op == "output":
             self.lines.append(f"return {self._text(node.args[0])}")
         else:
-            self.lines.append(f"{name} = {self._called(node)}")
+            self.lines.append(f"{name} = {self._call_text(node)}")
 
-    def _called(self, node: fx.Node) -> str:
+    def _call_text(self, node: fx.Node) -> str:
         target: Any = node.target
         if target is operator.getitem:
             return f"{self._text(node.args[0])}[{self._text(node.args[1])}]"
-        if target is ATEN.add.Tensor and (written := self._written_over(node)) is not None:
+        if target is ATEN.add.Tensor and (written := self._summand_to_overwrite(node)) is not None:
             return f"{self.names[written[0]]}.add_({self.names[written[1]]})"
         given = [self._text(value) for value in node.args]
         given += [f"{name}={self._text(value)}" for name, value in node.kwargs.items()]
@@ -134,7 +134,7 @@ class _Writing:
         reads = [self.forms.get(item, KernelForm.PLAIN) for item in node.all_input_nodes]
         return kernel.bound(kernel._packed, reads[0] if reads else KernelForm.PLAIN, self.forms[node])
 
-    def _written_over(self, node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    def _summand_to_overwrite(self, node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
         """The summand that a sum may be written into, and the other: memory that a kernel has made for this sum alone."""
         summands = node.all_input_nodes
         if len(summands) != 2 or len(node.args) != 2 or node.kwargs or not _is_alike(node, *summands):

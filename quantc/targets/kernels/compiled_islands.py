@@ -57,7 +57,7 @@ class Yield:
 
     kind: TensorType
     order: torch.memory_format
-    """How it lies in memory: as it did when the module first ran."""
+    """Memory format, as the first run of the module had it."""
 
     def empty(self, sizes: Mapping[str, int]) -> Tensor:
         shape = [size if isinstance(size, int) else cast("int", evaluate(size, sizes)) for size in self.kind.shape]

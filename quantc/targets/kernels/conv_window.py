@@ -19,7 +19,7 @@ from quantc.targets.kernels.kernel_table import Call, NoKernelError
 FORMATS: dict[int, torch.memory_format] = {2: torch.channels_last, 3: torch.channels_last_3d}
 """The order in memory that kernels want, by the number of axes they go over."""
 ADDED = 2
-"""Where the axis is that a convolution over one axis gets, to be one over two: kernels do more for those."""
+"""Position of the axis that makes a 1-d convolution 2-d: kernels support more of those."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from quantc.targets.kernels.kernel import Work
 from quantc.targets.kernels.saturation import adds_in_16_bits
 
 CHANNELS_WEIGHT = 0.5
-"""How much a doubling of channels counts against one of the size, when shapes are compared."""
+"""Weight of a doubling of channels against a doubling of the size, in the distance between shapes."""
 
 
 @dataclass(frozen=True, slots=True)

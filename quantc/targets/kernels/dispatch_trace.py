@@ -132,7 +132,7 @@ class _Recorder(TorchDispatchMode):
         self.steps: list[TraceStep] = []
         self.held: list[Any] = []
         self.places: dict[int, Held] = {}
-        """What is held, by identity: it is alive as long as the tape."""
+        """Operands held by the trace, by identity: alive as long as the trace."""
         self.values: Any = WeakIdKeyDictionary()
         """Operands by tensor. A tensor that is gone is forgotten, or memory would fill up with all that was ever made."""
         self.owners: dict[int, ref[Tensor]] = {}
@@ -158,9 +158,9 @@ class _Recorder(TorchDispatchMode):
         for place, result in enumerate(results):
             if isinstance(result, list | tuple):
                 for item, part in enumerate(result):
-                    self._made(func, part, Made(step, place, item))
+                    self._note_result(func, part, Made(step, place, item))
             elif result is not None:
-                self._made(func, result, Made(step, place))
+                self._note_result(func, result, Made(step, place))
         return made
 
     @staticmethod
@@ -175,7 +175,7 @@ class _Recorder(TorchDispatchMode):
             raise NoTapeError(f"{func} draws numbers at random")
         return made
 
-    def _made(self, func: OpOverload, value: Any, operand: Made) -> None:
+    def _note_result(self, func: OpOverload, value: Any, operand: Made) -> None:
         if not isinstance(value, Tensor):
             raise NoTapeError(f"{func} looks at numbers")
         self._note(value, operand)

@@ -44,12 +44,12 @@ class ConvDynamic(Kernel):
         self.register_buffer("bias", bias)
 
     def pack(self) -> Any:
-        return self._packed_for(None)
+        return self._pack_for(None)
 
     def pack_for(self, *inputs: Tensor) -> Any:
-        return self._packed_for(shape_to_pack_for(self.window, self.shape, inputs[0]))
+        return self._pack_for(shape_to_pack_for(self.window, self.shape, inputs[0]))
 
-    def _packed_for(self, shape: list[int] | None) -> Any:
+    def _pack_for(self, shape: list[int] | None) -> Any:
         weight, window = two_axes(self.get_buffer("weight")), self.window.wide.arguments
         scale = self.get_buffer("scale").expand(weight.shape[0]).contiguous()
         packed = PREPACK(weight, scale, 1.0, 0, *window, shape)

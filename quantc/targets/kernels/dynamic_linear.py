@@ -83,7 +83,7 @@ class LinearDynamic(Kernel):
         self.shape = weight.levels.shape
         """Outputs and inputs."""
         self.outputs: list[int] = []
-        """How many columns the result of each layer has, where this kernel runs several."""
+        """Number of columns of each layer's result, where this kernel runs several layers."""
         self.relu = False
         self.register_buffer("weight", weight.levels)
         self.register_buffer("scale", weight.scale)
@@ -258,7 +258,7 @@ def _parts(weight: Weight) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 WEIGHTS = {"linear_dynamic": "w", "matmul_dynamic": "y"}
-"""What ops call the operand that is constant."""
+"""The name of the constant operand, by op."""
 
 
 @kernel("x86", *WEIGHTS)

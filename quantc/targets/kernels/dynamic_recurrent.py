@@ -64,7 +64,7 @@ class Parts:
     layout: Layout | None
     """None for a cell."""
     looked_at: tuple[int, ...]
-    """Which of the inputs may be other than finite."""
+    """Indices of the inputs that may hold NaN or infinity."""
 
     @property
     def is_torchs(self) -> bool:
@@ -294,7 +294,7 @@ WRITTEN = ("per_token", "x_zero_point", "qmin", "qmax", "dtype", "eps")
 
 @kernel("x86", *LAYERS, *STEPS)
 def fbgemm(call: Call) -> Placement:
-    return _placed(call, _parts(call), _on_fbgemm)
+    return _place(call, _parts(call), _on_fbgemm)
 
 
 def _on_fbgemm(parts: Parts) -> Kernel:
@@ -310,14 +310,14 @@ def qnnpack(call: Call) -> Placement:
         raise NoKernelError("the kernel finds one affine scale for all that it reads, not below 2^-14")
     if parts.grid.span != FULL:
         raise NoKernelError(f"the kernel quantizes to 0..{FULL}, not to {call['qmin']}..{call['qmax']}")
-    return _placed(call, parts, _on_qnnpack)
+    return _place(call, parts, _on_qnnpack)
 
 
 def _on_qnnpack(parts: Parts) -> Kernel:
     return QnnpackCell(parts) if parts.layout is None else QnnpackSequences(parts)
 
 
-def _placed(call: Call, parts: Parts, make: Callable[[Parts], Kernel]) -> Placement:
+def _place(call: Call, parts: Parts, make: Callable[[Parts], Kernel]) -> Placement:
     """A kernel for a call: the one of an earlier call with the same weights, so that those are packed once.
 
     A cell in a loop over time is one call for each step.
@@ -339,10 +339,10 @@ def _parts(call: Call) -> Parts:
         raise NoKernelError("the kernel takes matrices of int8 that are not empty")
     layout = None if is_cell else Layout(call["num_layers"], call["bidirectional"], call["batch_first"])
     written = tuple(call[name] for name in WRITTEN)
-    return Parts(kind, found, RunTimeGrid.of(call), call["per_token"], written, layout, _looked_at(call))
+    return Parts(kind, found, RunTimeGrid.of(call), call["per_token"], written, layout, _inputs_to_check(call))
 
 
-def _looked_at(call: Call) -> tuple[int, ...]:
+def _inputs_to_check(call: Call) -> tuple[int, ...]:
     """The inputs that are computed, or constants that are not finite. Of a cell's state h alone is multiplied."""
     if call.op in STEPS:
         return 0, 1

@@ -28,7 +28,7 @@ class Table:
     scale: Tensor | None
     zero_point: Tensor | None
     are_of_rows: bool
-    """Whether each row has numbers of its own, which are looked up like the row: one, or one for each group."""
+    """True if each row has its own qparams, looked up with the row: one pair, or one per group."""
 
     @staticmethod
     def of(weight: StoredWeight) -> Table:
@@ -76,7 +76,7 @@ class ByteTable:
         scales, offsets = _scales_and_offsets(weight)
         is_exact = _are_exact(scales, offsets)
         numbers = (scales, (scales * offsets).float()) if is_exact else (torch.ones_like(scales), offsets)
-        levels = weight.w if weight.w.dtype is torch.uint8 else _moved(weight.w)
+        levels = weight.w if weight.w.dtype is torch.uint8 else _shift_by_128(weight.w)
         behind = (item.float().view(torch.uint8) for item in numbers)
         rows = torch.cat([levels.reshape(len(scales), -1), *behind], 1)
         return ByteTable(rows, len(scales) // len(weight.w), None if is_exact else scales.float())
@@ -84,7 +84,7 @@ class ByteTable:
     def stored(self, like: torch.dtype) -> Tensor:
         """The integers in their original dtype."""
         levels = self.rows[:, :-NUMBERS].reshape(len(self.rows) // self.groups, -1)
-        return levels if like is torch.uint8 else _moved(levels).view(torch.int8)
+        return levels if like is torch.uint8 else _shift_by_128(levels).view(torch.int8)
 
     def look_up(self, indices: Tensor) -> Tensor:
         """Rows as float32."""
@@ -106,7 +106,7 @@ class ByteTable:
 
 BYTE_ROWS: Any = torch.ops.quantized.embedding_bag_byte_rowwise_offsets.default
 NUMBERS = 8
-"""How many bytes scale and offset take."""
+"""Bytes taken by the scale and offset of a row."""
 MAX_PLACES = 4096
 """Up to so many, the places of indices are remembered: to count them takes as long as to look up a row."""
 
@@ -126,18 +126,18 @@ def _are_exact(scales: Tensor, offsets: Tensor) -> bool:
     return torch.equal(products.float().double(), products)
 
 
-def _moved(levels: Tensor) -> Tensor:
+def _shift_by_128(levels: Tensor) -> Tensor:
     """The bytes of int8 moved by 128, so that they begin at 0; or back again."""
     return levels.view(torch.uint8) ^ 128
 
 
 def _places(count: int, dtype: torch.dtype) -> Tensor:
     """0, 1, 2, …: where each bag of one row begins."""
-    return _known_places(count, dtype) if count <= MAX_PLACES else torch.arange(count, dtype=dtype)
+    return _positions(count, dtype) if count <= MAX_PLACES else torch.arange(count, dtype=dtype)
 
 
 @lru_cache(maxsize=256)
-def _known_places(count: int, dtype: torch.dtype) -> Tensor:
+def _positions(count: int, dtype: torch.dtype) -> Tensor:
     return torch.arange(count, dtype=dtype)
 
 
@@ -211,10 +211,10 @@ class ByteBagLookup(ByteLookup):
 
 
 SUM, MEAN = 0, 1
-"""What becomes of the rows of a bag, as torch numbers it; there is also the largest."""
+"""Torch's numbers of the reductions over the rows of a bag; the third is the maximum."""
 
 
-def _given(call: Call, *names: str) -> tuple[fx.Node, ...]:
+def _argument_nodes(call: Call, *names: str) -> tuple[fx.Node, ...]:
     """The nodes of some arguments, constants too; those that are None are left out."""
     target: Any = call.node.target
     order = [argument.name for argument in target._schema.arguments]
@@ -238,7 +238,7 @@ def _check_bytes(weight: StoredWeight) -> None:
 def byte_lookup(call: Call) -> Placement:
     weight = StoredWeight.of(call)
     _check_bytes(weight)
-    return Placement(ByteLookup(weight), _given(call, "indices"))
+    return Placement(ByteLookup(weight), _argument_nodes(call, "indices"))
 
 
 @kernel("x86", "embedding")
@@ -249,7 +249,7 @@ def integer_lookup(call: Call) -> Placement:
     scale = call.tensor("scale")
     weight = StoredWeight(call.tensor("w"), scale, zeros, 0 if scale.dim() else None, None)
     _check_bytes(weight)
-    return Placement(ByteLookup(weight), _given(call, "indices"))
+    return Placement(ByteLookup(weight), _argument_nodes(call, "indices"))
 
 
 @kernel("x86", "embedding_bag_weight_only")
@@ -262,17 +262,17 @@ def byte_bag_lookup(call: Call) -> Placement:
     if weight.group_size is not None or not _are_exact(*_scales_and_offsets(weight)):
         raise NoKernelError("its rows have zero points, or are stored in groups")
     made = ByteBagLookup(weight, call["mode"], call["include_last_offset"])
-    return Placement(made, _given(call, "indices", "offsets", "per_sample_weights"))
+    return Placement(made, _argument_nodes(call, "indices", "offsets", "per_sample_weights"))
 
 
 @kernel("x86", "embedding_weight_only")
 @kernel("qnnpack", "embedding_weight_only")
 def lookup(call: Call) -> Placement:
-    return Placement(EmbeddingLookup(StoredWeight.of(call)), _given(call, "indices"))
+    return Placement(EmbeddingLookup(StoredWeight.of(call)), _argument_nodes(call, "indices"))
 
 
 @kernel("x86", "embedding_bag_weight_only")
 @kernel("qnnpack", "embedding_bag_weight_only")
 def bag_lookup(call: Call) -> Placement:
     made = BagLookup(StoredWeight.of(call), call["mode"], call["include_last_offset"], call["padding_idx"])
-    return Placement(made, _given(call, "indices", "offsets", "per_sample_weights"))
+    return Placement(made, _argument_nodes(call, "indices", "offsets", "per_sample_weights"))

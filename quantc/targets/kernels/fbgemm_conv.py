@@ -19,7 +19,7 @@ from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernel
 from quantc.targets.kernels.packing import CONVS, CONVS_RELU, as_bytes, as_quantized, packed_conv, unpacked_conv
 
 ROUNDED_BITS = 32
-"""What the kernels round to before they cut off what a byte does not hold."""
+"""Bits of the integer that the kernels round to, before they saturate to a byte."""
 
 
 class ConvFbgemm(ByteConv):

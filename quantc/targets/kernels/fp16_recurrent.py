@@ -70,7 +70,7 @@ def fbgemm(call: Call) -> Placement:
     if call["train"] and call["dropout"]:
         raise NoKernelError("it drops parts of what goes from layer to layer, as in training")
     places = range(0, len(params), group)
-    weights = [_stored(call, params[start + index]) for start in places for index in (0, 1)]
+    weights = [_stored_weight(call, params[start + index]) for start in places for index in (0, 1)]
     if not has_halves():
         raise NoKernelError("this build of torch cannot multiply with float16 weights")
     if min(weight.outputs * weight.inputs for weight in weights[1::2]) < MIN_WEIGHTS:
@@ -89,7 +89,7 @@ def fbgemm(call: Call) -> Placement:
     return Placement(HalfSequences(call.op, layout, weights, known), inputs)
 
 
-def _stored(call: Call, node: fx.Node) -> StoredWeight:
+def _stored_weight(call: Call, node: fx.Node) -> StoredWeight:
     """A weight as it is stored; it has been given a kernel of its own before."""
     owner = call.program.owner(node.graph)
     found = owner.get_submodule(str(node.target)) if node.op == "call_module" else None

@@ -22,10 +22,10 @@ LARGEST = torch.finfo(torch.float16).max
 SMALLEST_EXPONENT = -14
 """Of float16 numbers with all their bits."""
 NEAR_ONE, NEAR_LARGEST = 0, 15
-"""Where the largest weight of a row is put: sums stay far from overflow near one; more of the small weights are exact
-near the largest."""
+"""Exponent that the largest weight of a row is scaled to: near one, sums stay far from overflow; near the largest, more
+of the small weights are exact."""
 BLOCK = 1 << 22
-"""How many elements are looked at together: each takes 8 bytes for that time."""
+"""Number of elements checked at a time; each takes 8 bytes of scratch memory."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,7 @@ def on_large_pages(make: Callable[[], T], size: int) -> T:
     before = list(_memory())
     with ThreadPoolExecutor(1, "quantc-packing") as thread:  # the allocator gives it memory from another region
         made = thread.submit(make).result()
-    for start, stop in _added(before, list(_memory())):
+    for start, stop in _new_ranges(before, list(_memory())):
         first, last = -(-start // PAGE) * PAGE, stop // PAGE * PAGE
         if first < last:
             for advice in ADVICE.values():
@@ -64,7 +64,7 @@ def _memory() -> Iterator[Range]:
             yield int(start, 16), int(stop, 16)
 
 
-def _added(before: Sequence[Range], after: Sequence[Range]) -> Iterator[Range]:
+def _new_ranges(before: Sequence[Range], after: Sequence[Range]) -> Iterator[Range]:
     """Ranges in `after` that are not in `before`; both sorted, as the system lists them."""
     for start, stop in after:
         for old_start, old_stop in before:

@@ -36,7 +36,7 @@ def looked_up(call: Call) -> Placement:
     limits = torch.iinfo(dtype)
     entries: Tensor = before(torch.arange(limits.min, limits.max + 1).to(dtype))
     for node in [*chain, call.node]:
-        entries = _applied(node, entries)
+        entries = _apply(node, entries)
     return Placement(ByteTranslation(entries, dtype), (source,))
 
 
@@ -52,7 +52,7 @@ def functions_before(node: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
     return chain, at
 
 
-def _applied(node: fx.Node, x: Tensor) -> Tensor:
+def _apply(node: fx.Node, x: Tensor) -> Tensor:
     """Result of a node's op on another tensor than its input."""
     target: Any = node.target
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: x)

@@ -37,7 +37,7 @@ class Conv(ByteConv):
         2: frozenset({"relu", "hardtanh", *CURVES.values()}),
         3: frozenset(),
     }
-    """What the kernel can do to a result before it is rounded, by the number of axes."""
+    """Post-ops that the kernel applies before it rounds, by the number of spatial axes."""
 
     def __init__(self, call: Call, ending: Ending) -> None:
         super().__init__(call, ending)
@@ -46,15 +46,15 @@ class Conv(ByteConv):
         self.post_op, self.bounds = _post_op(ending, self.known)
 
     def pack(self) -> Any:
-        return self._packed_for(None)
+        return self._pack_for(None)
 
     def pack_for(self, *inputs: Tensor) -> Any:
         """Packed weight for inputs of this shape. Without a shape onednn guesses; a wrong guess repacks the weight at
         every call, which takes up to twice as long as the call itself.
         """
-        return self._packed_for(shape_to_pack_for(self.window, self.rows().shape, inputs[0]))
+        return self._pack_for(shape_to_pack_for(self.window, self.rows().shape, inputs[0]))
 
-    def _packed_for(self, shape: list[int] | None) -> Any:
+    def _pack_for(self, shape: list[int] | None) -> Any:
         multiplier, window = self.get_buffer("multiplier"), self.window.wide.arguments
         packed = torch.ops.onednn.qconv_prepack(self.rows(), multiplier, 1.0, self.x_zero_point, *window, shape)
         zeros, bias = torch.zeros(1, dtype=torch.int32), self.optional_buffer("bias")
@@ -106,7 +106,7 @@ class ConvSum(Conv):
         super().__init__(call, ending)
         self.summand = (scale, zero_point)
         self.keep = True
-        """Whether the summand must not be written over: `overwrite-summands` finds out."""
+        """False if the kernel may overwrite the summand; `overwrite-summands` sets it."""
 
     @property
     def written_over(self) -> int | None:

@@ -27,7 +27,7 @@ class ByteConv(Kernel):
     """The post-ops that keep levels within the bounds of the result."""
 
     outputs_axis: ClassVar[int] = 0
-    """Where the weight has its outputs."""
+    """The axis of the outputs in the weight."""
 
     def __init__(self, call: Call, ending: Ending) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class ByteConv(Kernel):
         behind = [1] * (weight.dim() - 1 - self.outputs_axis)
         self.register_buffer("zero_points", None if zeros is None else zeros.reshape(-1, *behind).to(torch.int16))
         self.is_centered = zeros is None or _fits(weight - self.get_buffer("zero_points"))
-        """Whether the numbers that the levels of the weight stand for are bytes too: then those are multiplied."""
+        """True if the weight's levels less their zero points fit in bytes: the kernel then multiplies those."""
         self.shape = tuple(weight.shape)
         """That of the weight, which is dropped when it is packed."""
         self.window = self._window(call)

@@ -97,7 +97,7 @@ class Spreading:
     def rows(self, weight: Tensor) -> Tensor:
         """The weight `[groups·inputs, outputs, *taps]` as that of the ordinary convolution."""
         axes = range(self.axes)
-        spaced = weight.new_zeros(*weight.shape[:2], *self._spaced())
+        spaced = weight.new_zeros(*weight.shape[:2], *self._tap_span())
         spaced[self._taps()] = weight
         split = [size for pair in zip(self.steps, self.stride, strict=True) for size in pair]
         parts = spaced.reshape(self.groups, self.inputs, self.outputs, *split)
@@ -112,14 +112,14 @@ class Spreading:
         straight = parts.flip([3 + many + axis for axis in axes])
         pairs = [place for axis in axes for place in (3 + many + axis, 1 + axis)]
         spaced = straight.permute(0, 2 + many, 1 + many, *pairs)
-        return spaced.reshape(-1, self.outputs, *self._spaced())[self._taps()]
+        return spaced.reshape(-1, self.outputs, *self._tap_span())[self._taps()]
 
-    def _spaced(self) -> list[int]:
+    def _tap_span(self) -> list[int]:
         """Number of taps by axis, dilation and trailing zeros included."""
         return [steps * s for steps, s in zip(self.steps, self.stride, strict=True)]
 
     def _taps(self) -> tuple[slice, ...]:
-        """Where the taps are among those with zeros."""
+        """Slices of the weight with zeros inserted that hold the taps."""
         each = zip(self.reach, self.dilation, strict=True)
         return (slice(None), slice(None), *(slice(0, reach, gap) for reach, gap in each))
 

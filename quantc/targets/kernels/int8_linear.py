@@ -62,9 +62,9 @@ class Activation:
     """Fused activation of a float result, and the grid its result is quantized to."""
 
     name: str
-    """What the dialect calls it."""
+    """The name in the dialect."""
     post_op: str
-    """What onednn calls it, with its numbers and its algorithm; empty if it does not know it."""
+    """The name in onednn, with its scalars and algorithm; empty if onednn has none."""
     scalars: tuple[float, ...]
     algorithm: str
     function: Callable[[Tensor], Tensor]
@@ -99,7 +99,7 @@ class Linear(Kernel):
         self.reading, self.ending, self.activation = reading, ending, activation
         self.relu = ending.is_relu
         self.outputs: list[int] = []
-        """How many columns the result of each layer has, where this kernel runs several."""
+        """Number of columns of each layer's result, where this kernel runs several layers."""
         cut = None if ending.is_relu or not ending.cuts else (ending.low, ending.high)
         self.bounds = cut if activation is None else activation.bounds
 
@@ -286,18 +286,18 @@ class OnOnednn(Linear):
     family: ClassVar[str] = "onednn"
 
     def pack(self) -> Any:
-        return self._packed_for(None)
+        return self._pack_for(None)
 
     def pack_for(self, *inputs: Tensor) -> Any:
         """Packed for the first call's number of rows: onednn may use another weight layout for others."""
         rows = inputs[0].numel() // self.shape[1]
-        return self._packed_for([rows, self.shape[1]] if rows > 0 else None)
+        return self._pack_for([rows, self.shape[1]] if rows > 0 else None)
 
-    def _packed_for(self, shape: list[int] | None) -> Any:
+    def _pack_for(self, shape: list[int] | None) -> Any:
         activation, ending = self.activation, self.ending
         multiplier, bias = self.get_buffer("multiplier"), self.optional_buffer("bias")
         packed = torch.ops.onednn.qlinear_prepack(self.get_buffer("weight").contiguous(), shape)
-        few = Later(lambda: self.packed_for_fbgemm(_unpacked(packed), multiplier, bias))
+        few = Later(lambda: self.packed_for_fbgemm(_unpack(packed), multiplier, bias))
         numbers = (multiplier, torch.zeros(1, dtype=torch.int32), bias)
         if activation is None or not activation.post_op:
             result: tuple[Any, ...] = (1.0, ending.zero_point, ending.dtype, "relu" if self.relu else "none", [], "")
@@ -307,7 +307,7 @@ class OnOnednn(Linear):
         return packed, few, (packed, *numbers, *result)
 
     def unpack(self, packed: Any) -> dict[str, Tensor]:
-        return {"weight": _unpacked(packed[0])}
+        return {"weight": _unpack(packed[0])}
 
     def product(self, packed: Any, x: Tensor) -> Tensor:
         _, few, settings = packed
@@ -333,7 +333,7 @@ class OnOnednn(Linear):
         return product
 
 
-def _unpacked(packed: Tensor) -> Tensor:
+def _unpack(packed: Tensor) -> Tensor:
     """The weight that onednn has packed: it lies there with outputs in columns."""
     return packed.to_dense().t().contiguous()
 
@@ -390,7 +390,7 @@ def parts_of(call: Call) -> tuple[Weight, Reading, Ending, tuple[Any, ...]]:
 
 
 WEIGHTS = {"linear": "w", "matmul": "y"}
-"""What ops call the operand that is constant: with outputs in rows, and in columns."""
+"""The name of the constant operand, by op: its outputs are rows for `linear`, columns for `matmul`."""
 
 
 @kernel("x86", *WEIGHTS)

@@ -22,7 +22,7 @@ from quantc.targets.kernels.kernel_table import Call, NoKernelError, Placement, 
 
 QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
 ALGORITHM = "none"
-"""What onednn is told where an activation has no algorithms to choose from."""
+"""The argument for onednn where an activation has only one algorithm."""
 
 
 @dataclass(frozen=True)

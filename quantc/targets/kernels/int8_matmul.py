@@ -16,7 +16,7 @@ from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernel
 from quantc.targets.kernels.packing import as_quantized, to_bytes
 
 FACTORS = {"matmul": "y", "linear": "w"}
-"""What ops call the second factor."""
+"""The name of the second factor, by op."""
 ROWS = "linear"
 """The op whose second factor has a row for each result; those of the other are columns."""
 

@@ -22,7 +22,7 @@ from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernel
 
 LAST_PLACE = 2.0**-23
-"""What float32 has behind the point, beside 1."""
+"""Spacing of float32 numbers just above 1."""
 
 
 @dataclass(frozen=True)

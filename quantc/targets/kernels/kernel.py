@@ -29,7 +29,7 @@ class Work:
     channels: tuple[int, ...]
     """Those read, and those made."""
     rest: str = ""
-    """Whatever else matters, as text: padding, dilation, groups."""
+    """Other attributes that matter, as text: padding, dilation, groups."""
 
     def __str__(self) -> str:
         return f"{self.kind}, {self.size} × {'→'.join(map(str, self.channels))}{self.rest and f', {self.rest}'}"
@@ -53,15 +53,15 @@ class Kernel(PlacedModule, ABC):
     """
 
     name: ClassVar[str]
-    """What the kernel is called in reports: `fbgemm linear_dynamic`."""
+    """The name in reports: `fbgemm linear_dynamic`."""
     family: ClassVar[str] = "torch"
-    """Whose kernel it is: "onednn", "fbgemm", "qnnpack", "float32" or "torch". Times are remembered by it."""
+    """The library of the kernel: "onednn", "fbgemm", "qnnpack", "float32" or "torch"; the key of remembered times."""
     computes_in_float: ClassVar[bool] = False
-    """Whether it computes in float what bytes were meant for: taken only where the caller allows it."""
+    """True if it computes quantized products in float: taken only where the caller allows it."""
     any_order: ClassVar[bool] = False
-    """Whether it reads tensors as they lie in memory, whatever their strides."""
+    """True if it reads tensors of any strides."""
     keeps_order: ClassVar[bool] = False
-    """Whether its one result can lie in memory as what it reads does, where that need not be in order."""
+    """True if its one result can have the strides of its input, contiguous or not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Kernel(PlacedModule, ABC):
         self.made_of: tuple[Kernel, ...] = ()
         """The kernels that this one does the work of."""
         self.in_order = True
-        """Whether results must lie in memory in order; False where all that read them take them as they come."""
+        """True if results must be contiguous; False where all consumers accept any strides."""
 
     @abstractmethod
     def pack(self) -> Any:
@@ -212,7 +212,7 @@ class Kernel(PlacedModule, ABC):
 
     @property
     def description(self) -> str:
-        """What it is, what it has taken in, and the memory that it writes to where that is not the usual one."""
+        """The kernel with the layers it merged, and its output memory where that is not the usual one."""
         joined = f" for {len(self.made_of)} layers" if self.made_of else ""
         order = "" if self.in_order else "; in any order"
         over = "" if self.written_over is None else f"; over operand {self.written_over}"
@@ -220,7 +220,7 @@ class Kernel(PlacedModule, ABC):
 
 
 UNSAVED = ("_packed", "_packing", "_dropped")
-"""What copies and pickles of a kernel do without."""
+"""Attributes that copies and pickles of a kernel leave out."""
 
 
 def check_columns(x: Tensor, columns: int, kernel: str) -> None:

@@ -30,7 +30,7 @@ class KernelGap:
     steps: int
     """The most that a byte differs by."""
     differing: float
-    """Which part of the bytes differs at all."""
+    """Fraction of the bytes that differ."""
     relative: float
     """The most that a float differs by, over the largest float."""
 
@@ -90,7 +90,7 @@ def _gap(node: fx.Node, lowered: Lowered, values: _Values) -> KernelGap:
     kernel: Any = lowered.module.get_submodule(str(node.target))
     read = [str(lowered.stands_for(item)) for item in node.args if isinstance(item, fx.Node)]
     # a kernel may overwrite its inputs
-    inputs = [_copied(values.by_name[name]) for name in read]
+    inputs = [_copy(values.by_name[name]) for name in read]
     found = lowered.stands_for(node)
     names = found if isinstance(found, tuple) else (found,)
     levels: Tensor | None = kernel.levels_read(*inputs)
@@ -116,5 +116,5 @@ def _gap(node: fx.Node, lowered: Lowered, values: _Values) -> KernelGap:
     return KernelGap(", ".join(names), kernel.name, steps, differing, relative)
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value

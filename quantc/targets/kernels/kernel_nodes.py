@@ -17,7 +17,7 @@ from quantc.ir.types import TensorType, type_of
 from quantc.targets.kernels.kernel import Kernel
 
 PREFIX = "kernel_"
-"""What the name of a kernel begins with; that of the op it runs follows."""
+"""Prefix of a kernel's name; the name of the op it runs follows."""
 BY_MEMORY: tuple[Any, ...] = (torch.ops.aten.as_strided.default,)
 """Ops whose result depends on how what they read lies in memory."""
 CHANNELS_LAST = (4, 5)

@@ -159,7 +159,7 @@ LARGER: set[Maker] = set()
 
 
 def _place(maker: Maker) -> tuple[bool, int]:
-    """Where a maker comes among those for its op: by its module, whichever was imported first; those of others come last."""
+    """Sort key of a maker among those for its op: its module, in any order of import; third-party makers come last."""
     package, _, name = maker.__module__.rpartition(".")
     is_ours = package == __package__ and name in MODULES
     return maker not in LARGER, MODULES.index(name) if is_ours else len(MODULES)

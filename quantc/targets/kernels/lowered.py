@@ -38,11 +38,11 @@ from quantc.targets.kernels.weight_ownership import Holdings
 from quantc.targets.target_table import KERNEL_FORM
 
 MAX_ROWS = 40
-"""How many ops the text shows."""
+"""Maximum number of ops that the text shows."""
 STATE = "module."
-"""What names in a state dict begin with."""
+"""Prefix of names in a state dict."""
 MAX_SHAPES = 256
-"""How many shapes of inputs are remembered as fitting."""
+"""Maximum number of input shapes remembered as valid."""
 
 
 class Lowered(nn.Module):
@@ -67,7 +67,7 @@ class Lowered(nn.Module):
         self._running = run_on_kernels(program, target, self.choosing)
         self.is_compiled = compile
         self.gain: float | None = None
-        """How many times as fast it is compiled, once that is known. Where it is slower, it does not run so."""
+        """Speedup of the compiled form, once measured; where it is below one, the module does not use that form."""
         self._run: Callable[..., Sequence[Any]] = (
             compile_islands(program, self.module, self._running.stand_ins) if compile else self.module.forward
         )
@@ -81,7 +81,7 @@ class Lowered(nn.Module):
         """The shapes that are known to fit: looking at every input each time takes as long as a small layer."""
         self._watch = Watch.of(program.graph, program.signature)
         self._takes_tensors = _is_flat(program.signature.in_spec)
-        """Whether the arguments are the flat inputs, so that nothing has to be taken apart."""
+        """True if the arguments are the flat inputs, so that no unflattening is needed."""
         self._yields_one = program.signature.out_spec.is_leaf()
         self._key = register_module(self)
         self.eval()
@@ -125,20 +125,20 @@ class Lowered(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return self._traced(args, kwargs)
+            return self._call_traced(args, kwargs)
         line = self._line
         run = line.recording(args) if self._takes_tensors and not kwargs and isinstance(line, Replayed) else None
         if run is not None:  # inputs like these have been looked at before
             if torch.is_grad_enabled():
                 check_gradients(args, self._program.signature)
-            return self._given_back(run(*args))
-        return self._checked_call(args, kwargs)
+            return self._unflatten(run(*args))
+        return self._check_and_call(args, kwargs)
 
-    def _given_back(self, made: Sequence[Any]) -> Any:
+    def _unflatten(self, made: Sequence[Any]) -> Any:
         """Flat outputs in the form that the model has them in."""
         return made[0] if self._yields_one else pytree.tree_unflatten(list(made), self._program.signature.out_spec)
 
-    def _checked_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _check_and_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shapes = tuple(
             (x.shape, x.dtype, x.device, x.layout) if isinstance(x, Tensor) and not x.is_nested else None for x in args
         )
@@ -148,7 +148,7 @@ class Lowered(nn.Module):
             leaves, spec = signature.flatten(args, kwargs)
             if (tensors := as_tensors(leaves)) is not None:
                 given, named = pytree.tree_unflatten(tensors, spec)
-                return self._checked_call(given, named)
+                return self._check_and_call(given, named)
             signature.check(leaves, spec)
             check_device(leaves, signature)
             if any(isinstance(leaf, Tensor) and not leaf.numel() for leaf in leaves):
@@ -157,7 +157,7 @@ class Lowered(nn.Module):
                 self._checked.add(shapes)
         if torch.is_grad_enabled():
             check_gradients(leaves, signature)
-        return self._given_back(self.run_flat(leaves))
+        return self._unflatten(self.run_flat(leaves))
 
     def run_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Run on valid flat inputs; flat outputs."""
@@ -171,7 +171,7 @@ class Lowered(nn.Module):
         self._settle(leaves)
         return made
 
-    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Traced form: one opaque op for torch.compile, the portable program for torch.export."""
         signature = self._program.signature
         leaves, spec = signature.flatten(args, kwargs)
@@ -445,9 +445,8 @@ def lower(
 
 
 def _parts(given: Pipeline | str | None, target: str) -> tuple[Pipeline, Pipeline | None]:
-    """What leads to the portable form, and what brings that onto kernels; None for the target's own. QuantcError if it
-    places kernels of another target.
-    """
+    """Split a pipeline into the part up to the portable form and the part onto kernels; None for the target's own.
+    QuantcError if it places kernels of another target."""
     if given is None:
         return Pipeline.parse(KERNEL_FORM), None
     pipeline = given if isinstance(given, Pipeline) else Pipeline.parse(given)

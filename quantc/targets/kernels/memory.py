@@ -16,7 +16,7 @@ from quantc.text.digests import graph_constants
 
 FLOAT_BYTES = 4
 GRID = ("scale", "zero_point", "multiplier", "shift")
-"""What arguments of ops are called that belong to a grid: there are none in float."""
+"""Arguments of ops that belong to a grid: float ops have none."""
 KILO = 1000
 
 
@@ -29,7 +29,7 @@ class Memory:
     packed: int
     """Held as kernels want them; nothing before the first call."""
     in_float: int
-    """What the same weights took in float32."""
+    """Size of the same weights in float32."""
 
     @property
     def held(self) -> int:

@@ -19,7 +19,7 @@ from quantc.targets.kernels.tuning import TURNS, low
 Run = Callable[..., Any]
 WARM_UP = 2
 MARGIN = 0.98
-"""What a form must take of the time of those before it to be preferred to them: less than that is chance."""
+"""Fraction of the best time so far that a form must beat to be preferred: a smaller gain is noise."""
 
 
 def race(forms: Mapping[str, Run], inputs: Sequence[Any], turns: int = TURNS) -> dict[str, float]:

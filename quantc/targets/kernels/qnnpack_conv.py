@@ -68,9 +68,9 @@ OWN_TRANSPOSED = (1, 2)
 LANES = 8
 """So many channels the kernels read at once; fewer take as long."""
 MIN_GAIN = 2
-"""How many times fewer reads there must be for the rows to be worth their copying."""
+"""Minimum factor by which reads must shrink for the rows to be worth the copy."""
 MIN_CHANNELS = 32
-"""How many results each place must have for it: they share the copy."""
+"""Minimum number of results at each position: they share the copy."""
 
 
 class ConvOfRows(QnnpackConv):

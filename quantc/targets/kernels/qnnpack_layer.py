@@ -33,7 +33,8 @@ from quantc.targets.kernels.packing import (
 BYTES = (torch.uint8, torch.int8)
 HIGHEST_LEVEL = 255
 ROUNDED_BITS = 31
-"""What the kernels round to before they cut off what a byte does not hold: more becomes its least value."""
+"""Bits of the integer that the kernels round to, before they saturate to a byte: beyond it they give the lowest
+level."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class QnnpackProduct(Kernel):
         self.register_buffer("bias", ending.bias(layer.bias))
         self.op, self.window = layer.op, layer.window
         self.sizes = (layer.channels_read, layer.channels)
-        """How many channels there are before and after."""
+        """Numbers of channels before and after."""
         self.x_shift, self.shift = (SIGN_SHIFT if dtype is torch.int8 else 0 for dtype in (layer.x_dtype, ending.dtype))
         self.x_zero_point = layer.x_zero_point + self.x_shift
         self.zero_point = ending.zero_point + self.shift

@@ -33,9 +33,9 @@ from quantc.targets.kernels.dispatch_trace import (
 
 C: Any = torch._C
 MAX_RECORDINGS = 16
-"""How many shapes are recorded, or tried to be. Others run as they are, in Python."""
+"""Maximum number of shapes recorded, failures included. Further shapes run in Python."""
 MAX_MET = 256
-"""How many shapes that were met once are remembered. The one that was met first is forgotten first."""
+"""Maximum number of shapes remembered after one call; the oldest goes first."""
 SETTINGS: dict[Any, Any] = {
     torch.contiguous_format: 0,
     torch.preserve_format: 1,
@@ -43,7 +43,7 @@ SETTINGS: dict[Any, Any] = {
     torch.channels_last_3d: 3,
     torch.strided: 0,
 }
-"""What torch's graphs write for settings that are numbers there."""
+"""Integer codes, in torch's graphs, of layouts and memory formats."""
 
 Run = Callable[..., Sequence[Any]]
 
@@ -59,7 +59,7 @@ class Replayed:
         self.line = line
         self.watched, self.alarm = tuple(watched), alarm
         self.why_not = ""
-        """Why the last recording was given up; empty if none was."""
+        """The reason why the last recording was given up; empty if none was."""
         self._known: dict[Hashable, Run] = {}
         """Recordings by what the inputs look like."""
         self._met: dict[Hashable, None] = {}
@@ -109,7 +109,7 @@ class Replayed:
             if look not in self._met:
                 self._remember(look)
             elif look not in self._known:
-                self._known[look] = self._recorded(leaves)
+                self._known[look] = self._record(leaves)
         except NoTapeError as error:
             self.why_not = str(error)
             self._given_up.add(look)
@@ -121,7 +121,7 @@ class Replayed:
         if len(self._met) > MAX_MET:
             del self._met[next(iter(self._met))]
 
-    def _recorded(self, leaves: Sequence[Tensor]) -> Run:
+    def _record(self, leaves: Sequence[Tensor]) -> Run:
         line, watched = self.line, self.watched
         if not watched:
             return _with_own_errors(replay(line, leaves), line)
@@ -181,8 +181,8 @@ def replay(line: Run, leaves: Sequence[Tensor]) -> Run:
 
 
 def _replay(line: Run, leaves: Sequence[Tensor]) -> Run:
-    tape, _ = record_tape(line, [_copied(leaf) for leaf in leaves])  # a caller may give one tensor twice
-    others = [_turned(leaf) for leaf in leaves]
+    tape, _ = record_tape(line, [_copy(leaf) for leaf in leaves])  # a caller may give one tensor twice
+    others = [_reverse(leaf) for leaf in leaves]
     second, wanted = record_tape(line, others)
     if not tape.is_like(second):
         raise NoTapeError("two calls are not the same ops on the same weights")
@@ -192,15 +192,15 @@ def _replay(line: Run, leaves: Sequence[Tensor]) -> Run:
     return made
 
 
-def _copied(leaf: Tensor) -> Tensor:
+def _copy(leaf: Tensor) -> Tensor:
     """The same numbers elsewhere, lying in memory as they do."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
     return leaf.as_strided((extent,), (1,)).clone().as_strided(leaf.shape, leaf.stride())
 
 
-def _turned(leaf: Tensor) -> Tensor:
+def _reverse(leaf: Tensor) -> Tensor:
     """The same values in reversed order, with the same strides. Non-float tensors may be indices or lengths, and are unchanged."""
-    turned = _copied(leaf)
+    turned = _copy(leaf)
     if not leaf.is_floating_point():
         return turned
     if torch._debug_has_internal_overlap(leaf):  # pyright: ignore[reportPrivateImportUsage]

@@ -23,7 +23,7 @@ class LinearSum(OnOnednn):
 
     name: ClassVar[str] = "onednn qlinear + sum"
     keep = True
-    """Whether the summand must not be written over: `overwrite-summands` finds out."""
+    """False if the kernel may overwrite the summand; `overwrite-summands` sets it."""
 
     @staticmethod
     def of(layer: OnOnednn) -> LinearSum:

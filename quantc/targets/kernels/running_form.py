@@ -30,16 +30,16 @@ class Choosing:
     """Options of kernel selection."""
 
     tune: bool | tuple[Any, ...] = False
-    """Whether they are timed here, or the inputs to time them on."""
+    """True to time kernels here, or the inputs to time them on."""
     allow_float: bool = False
-    """Whether a product of bytes may be computed in float where that is faster."""
+    """True to allow products of bytes in float where that is faster."""
     progress: Style = "auto"
     saved: Mapping[str, str] = field(default_factory=dict)
     """The kernels that were chosen before, by op: `branch/conv2d` for one in a nested graph."""
     pipeline: Pipeline | None = None
-    """What brings the integer form onto kernels, unless it is the target's own."""
+    """The pipeline from the integer form onto kernels; None for the target's own."""
     hooks: tuple[Hook, ...] = ()
-    """What watches it."""
+    """The hooks of that pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ class RunningForm:
 
 
 def split(pipeline: Pipeline) -> tuple[Pipeline, Pipeline]:
-    """What leads to the integer form, which stays beside the kernels, and what brings that onto kernels."""
+    """Split a pipeline into the part up to the integer form, which stays beside the kernels, and the part onto
+    kernels."""
     at = next(
         (index for index, step in enumerate(pipeline) if (step.gives or step.needs) > Stage.LOWERED), len(pipeline)
     )
@@ -69,21 +70,21 @@ def run_on_kernels(program: Program, target: str, choosing: Choosing) -> Running
     """Bring a program in integer form onto kernels; the program itself is not modified."""
     is_timed = choosing.tune is not False and not choosing.saved
     inputs = check_inputs(_inputs(program, choosing)) if is_timed else None
-    made = _placed(program, target, choosing, inputs)
+    made = _place_kernels(program, target, choosing, inputs)
     form = _form(made)
     others = _of_whole(made.placements.choices) if inputs is not None else {}
     if not others or why_not_repeated(form.module) is not None:
         return form
     saved = [replace(choosing, tune=False, saved=choices) for choices in others.values()]
     forms = {"measured": form, **{
-        name: _form(_placed(program, target, each, None)) for name, each in zip(others, saved, strict=True)
+        name: _form(_place_kernels(program, target, each, None)) for name, each in zip(others, saved, strict=True)
     }}  # fmt: skip
     taken = forms[fastest(_times_of_wholes(forms, inputs or ()))]
     alone = {row.node: row for row in form.placed}
-    return replace(taken, placed=tuple(_told(row, alone.get(row.node)) for row in taken.placed))
+    return replace(taken, placed=tuple(_with_times(row, alone.get(row.node)) for row in taken.placed))
 
 
-def _placed(program: Program, target: str, choosing: Choosing, inputs: Sequence[Any] | None) -> Program:
+def _place_kernels(program: Program, target: str, choosing: Choosing, inputs: Sequence[Any] | None) -> Program:
     """A copy of the program on kernels, which shares its tensors."""
     draft = program.draft()
     _share_tensors(draft.root, program.root)
@@ -115,7 +116,7 @@ def _form(placed: Program) -> RunningForm:
     return RunningForm(module, rows.placed, choices, stand_ins, tuple(placed.log))
 
 
-def _told(row: Placed, alone: Placed | None) -> Placed:
+def _with_times(row: Placed, alone: Placed | None) -> Placed:
     """A row with the times of all kernels that could have been taken."""
     if alone is None or not alone.chosen:
         return row

@@ -22,11 +22,11 @@ from quantc.targets.kernels.packing import linear_to_floats, packed_linear
 
 PAIR_BITS = 16
 MAX_NAMES = 8
-"""How many ops a warning names."""
+"""Maximum number of ops that a warning names."""
 
 
 INSTRUCTION_SETS_HERE: Mapping[str, str] = {"AVX2": "avx2", "AVX512": "avx512"}
-"""What torch calls a processor of the x86 family, and the instruction set of its kernels for bytes without VNNI."""
+"""The instruction set of byte kernels without VNNI, by torch's name for an x86 processor."""
 COLUMNS, LEVEL, BYTE = 64, 127, 255
 """A product of two rows that are as large as bytes can be."""
 
@@ -107,12 +107,12 @@ def _warn(names: list[str], here: str, program: Program | None) -> None:
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     cut_off = f"adds two products of bytes in {PAIR_BITS} bits, and what goes beyond is cut off"
     warnings.warn(
-        f"sums can saturate in {', '.join(names[:MAX_NAMES])}{more}: {_told(program, here, cut_off)}", stacklevel=4
+        f"sums can saturate in {', '.join(names[:MAX_NAMES])}{more}: {_advice(program, here, cut_off)}", stacklevel=4
     )
 
 
-def _told(program: Program | None, here: str, cut_off: str) -> str:
-    """Why there was no room made for them, and what to do."""
+def _advice(program: Program | None, here: str, cut_off: str) -> str:
+    """Message: why the program has no reduced range for these kernels, and what to do."""
     sets = {} if program is None else program.plan.instruction_sets
     others = [
         f"{name or 'no instruction set in particular'} (backend {of})" for of, name in sets.items() if name != here

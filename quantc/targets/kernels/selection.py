@@ -19,7 +19,7 @@ from quantc.targets.kernels.costs import nearest
 from quantc.targets.kernels.kernel import Kernel, Work
 
 By = Literal["", "table", "measured", "remembered", "whole", "saved"]
-"""What a choice was made by. Empty: there was nothing to choose, or nothing is known about it."""
+"""The basis of a choice. Empty: no alternatives, or no figures for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def by_table(target: str, candidates: Sequence[Kernel], inputs: Sequence[fx.Node
     """Choice by the built-in cost table; `sizes` are those of dynamic axes, as far as known."""
     if len(candidates) == 1:
         return Choice(tuple(candidates))
-    tensors = [_shaped(node, sizes) for node in inputs]
+    tensors = [_meta_tensor(node, sizes) for node in inputs]
     known = [tensor for tensor in tensors if tensor is not None]
     work = candidates[0].work(*known) if len(known) == len(tensors) else None
     row = None if work is None else nearest(target, work)
@@ -64,10 +64,10 @@ def by_table(target: str, candidates: Sequence[Kernel], inputs: Sequence[fx.Node
 
 
 UNKNOWN_SIZE = 1
-"""What a dynamic axis is taken for where there are no example inputs: most often it is that of the batch."""
+"""Assumed size of a dynamic axis where there are no example inputs: most often it is the batch."""
 
 
-def _shaped(node: fx.Node, sizes: dict[str, int]) -> Tensor | None:
+def _meta_tensor(node: fx.Node, sizes: dict[str, int]) -> Tensor | None:
     """A tensor without numbers, of the shape that a node yields."""
     kind = tensor_type(node)
     if kind is None:

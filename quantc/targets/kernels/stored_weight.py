@@ -24,7 +24,7 @@ class StoredWeight:
     shape: list[int] | None = None
     order: list[int] | None = None
     transposed: bool = False
-    """Whether the outputs lie on the last axis of a matrix, not on the first."""
+    """True if the outputs lie on the last axis of a matrix instead of the first."""
 
     @staticmethod
     def of(call: Call) -> StoredWeight:
@@ -35,14 +35,14 @@ class StoredWeight:
 
     def real(self) -> Tensor:
         """The dequantized float32 weight: contiguous, in new memory."""
-        made = self._made(self.scale).contiguous()
+        made = self._with_scale(self.scale).contiguous()
         return made.clone() if made is self.w else made
 
     def levels(self) -> Tensor:
         """Levels minus zero points, without scales, as float32."""
-        return self._made(None)
+        return self._with_scale(None)
 
-    def _made(self, scale: Tensor | None) -> Tensor:
+    def _with_scale(self, scale: Tensor | None) -> Tensor:
         return stored_weight(self.w, scale, self.zero_point, self.axis, self.group_size, self.shape, self.order)
 
     def rows(self, matrix: Tensor) -> Tensor:

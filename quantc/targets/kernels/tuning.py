@@ -36,9 +36,10 @@ from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.selection import By, Choice, by_times
 
 TURNS = 10
-"""How often each kernel has its turn, after a first one that is not counted: weights are packed then."""
+"""Timed rounds for each kernel, after a warm-up round that packs weights."""
 COUNTS = 4
-"""Which part of the times counts, the lowest: a shared machine only ever adds time, but the best alone is luck."""
+"""Reciprocal of the fraction of times that count, the lowest: a shared machine only ever adds time, but the best alone
+is luck."""
 FILE = "kernel-times.json"
 FORMAT = "quantc.kernel-times"
 MAX_CACHE = 256 << 20
@@ -68,7 +69,7 @@ class Times:
     known: dict[str, float] = field(default_factory=dict)
     new: dict[str, float] = field(default_factory=dict)
     is_kept: bool = True
-    """Whether the file can be written, as far as is known."""
+    """False once writing the file has failed."""
 
     @classmethod
     def remembered(cls) -> Times:

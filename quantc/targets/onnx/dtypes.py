@@ -68,7 +68,7 @@ def initializer(name: str, value: Tensor, kind: int | None = None) -> Any:
     value = value.detach().cpu().contiguous()
     kind = onnx_type(value.dtype) if kind is None else kind
     if kind in NIBBLES:
-        raw = _packed(value)
+        raw = _pack_nibbles(value)
     elif value.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
         raw = raw_bytes(value).tobytes()  # numpy has no such types
     else:
@@ -76,7 +76,7 @@ def initializer(name: str, value: Tensor, kind: int | None = None) -> Any:
     return helper.make_tensor(name, kind, list(value.shape), raw, raw=True)
 
 
-def _packed(levels: Tensor) -> bytes:
+def _pack_nibbles(levels: Tensor) -> bytes:
     """Levels of four bits, the first in the low half of a byte."""
     flat = levels.reshape(-1).to(torch.int16).numpy().astype(np.uint8) & 0xF
     if flat.size % 2:

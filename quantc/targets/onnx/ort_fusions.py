@@ -62,13 +62,13 @@ class Fusions:
         return {"integer": self.integer, "float": self.left, "fraction": self.fraction}
 
     def __str__(self) -> str:
-        taken, rest = (_listed(counts) for counts in (self.integer, self.left))
+        taken, rest = (_counts_text(counts) for counts in (self.integer, self.left))
         total = sum(self.integer.values()) + sum(self.left.values())
         lines = [f"ONNX Runtime computes {sum(self.integer.values())} of {total} quantized ops on integers: {taken}"]
         return "\n".join([*lines, *([f"in float after dequantizing: {rest}"] if self.left else [])])
 
 
-def _listed(counts: dict[str, int]) -> str:
+def _counts_text(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} × {count}" for name, count in sorted(counts.items())) or "none"
 
 

@@ -38,17 +38,17 @@ def data_file(path: Path) -> Path:
 def check_seal(path: Path) -> None:
     """Raise LoadError if a file differs from its sealed content. A file without a seal was not written by quantc and is not checked."""
     with path.open("rb") as file:
-        content, seal = _parted(file.read(), SEAL)
+        content, seal = _split_entry(file.read(), SEAL)
     if seal is None:
         return
     if sha256(content).hexdigest().encode() != seal:
-        raise _damaged(path)
-    _, data = _parted(content, DATA)
+        raise _damage_error(path)
+    _, data = _split_entry(content, DATA)
     if data is not None and (not data_file(path).is_file() or _digest_of(data_file(path)) != data):
-        raise _damaged(data_file(path))
+        raise _damage_error(data_file(path))
 
 
-def _parted(content: bytes, begin: bytes) -> tuple[bytes, bytes | None]:
+def _split_entry(content: bytes, begin: bytes) -> tuple[bytes, bytes | None]:
     """Content before a trailing entry, and the entry's value; None if it is missing."""
     length = len(begin) + DIGITS
     return (content[:-length], content[-DIGITS:]) if content[-length:-DIGITS] == begin else (content, None)
@@ -59,7 +59,7 @@ def _digest_of(path: Path) -> bytes:
         return file_digest(file, "sha256").hexdigest().encode()
 
 
-def _damaged(path: Path) -> LoadError:
+def _damage_error(path: Path) -> LoadError:
     return LoadError(
         "the file is damaged: it is not what was sealed",
         where=str(path),

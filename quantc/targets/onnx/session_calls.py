@@ -37,14 +37,14 @@ class Calling:
     def __call__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = KnownArguments.kind(args, kwargs)
         is_known = kind in self.known
-        leaves = args if is_known else self._checked(args, kwargs)
+        leaves = args if is_known else self._check_inputs(args, kwargs)
         self.watch.check(leaves)
         if not is_known:
             self.known.add(kind)
         made = session([leaves[index] for index in self.exported.inputs])
         return made[0] if self.is_one else self.arranged(made)
 
-    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+    def _check_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The flat inputs, which fit."""
         leaves, spec = self.signature.flatten(args, kwargs)
         leaves = as_tensors(leaves) or leaves

@@ -75,7 +75,7 @@ for name, op in BINARY.items():
     writes(name)(partial(_binary, op))
 
 
-def _scaled(call: OpCall, given: Any) -> str:
+def _times_alpha(call: OpCall, given: Any) -> str:
     """A second operand times alpha."""
     dtype, alpha = call.result.dtype, call["alpha"]
     value = call.read(given, dtype)
@@ -86,17 +86,17 @@ def _scaled(call: OpCall, given: Any) -> str:
 def add(call: OpCall) -> Value:
     is_before_norm = any(is_op(user, "layer_norm") for user in call.node.users)
     op = call.translation.profile.before_norm if is_before_norm else "Add"
-    return call.emit(op, call.tensor("x", call.result.dtype), _scaled(call, call["y"]))
+    return call.emit(op, call.tensor("x", call.result.dtype), _times_alpha(call, call["y"]))
 
 
 @writes("sub")
 def sub(call: OpCall) -> Value:
-    return call.emit("Sub", call.tensor("x", call.result.dtype), _scaled(call, call["y"]))
+    return call.emit("Sub", call.tensor("x", call.result.dtype), _times_alpha(call, call["y"]))
 
 
 @writes("rsub")
 def rsub(call: OpCall) -> Value:
-    return call.emit("Sub", call.tensor("y", call.result.dtype), _scaled(call, call["x"]))
+    return call.emit("Sub", call.tensor("y", call.result.dtype), _times_alpha(call, call["x"]))
 
 
 @writes("div")
@@ -155,7 +155,7 @@ def remainder(call: OpCall) -> Value:
     return call.emit("Where", _is_opposite(call, rest, right), call.emit("Add", rest, right), rest)
 
 
-def _compared(op: str, call: OpCall) -> Value:
+def _compare(op: str, call: OpCall) -> Value:
     left, right = call.node.args[:2]
     dtype = torch.result_type(_stand_in(call, left), _stand_in(call, right))
     if dtype is torch.bool and op not in ("Equal", "NotEqual"):
@@ -176,7 +176,7 @@ def _stand_in(call: OpCall, given: Any) -> Any:
 
 
 for short, op in {**COMPARISONS, "ne": "NotEqual"}.items():
-    writes(f"aten.{short}.Tensor", f"aten.{short}.Scalar")(partial(_compared, op))
+    writes(f"aten.{short}.Tensor", f"aten.{short}.Scalar")(partial(_compare, op))
 
 
 def _logic(op: str, call: OpCall) -> Value:

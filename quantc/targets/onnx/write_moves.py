@@ -109,7 +109,7 @@ def flatten(call: OpCall) -> Value:
     before = call.type(call["x"]).shape
     start = call.axis(call["start_dim"] if "flatten" in str(call.node.target) else call["dim"])
     if "unflatten" in str(call.node.target) or any(index > start for index in varying):
-        return _flattened(call, start)
+        return _flatten(call, start)
     kept = [0 if index < start and size == before[index] else _or_found(size) for index, size in enumerate(shape)]
     return call.emit("Reshape", call.tensor("x"), call.writer.numbers(kept))
 
@@ -118,7 +118,7 @@ def _or_found(size: Any) -> int:
     return size if isinstance(size, int) else -1
 
 
-def _flattened(call: OpCall, start: int) -> str:
+def _flatten(call: OpCall, start: int) -> str:
     """Flatten with the sizes of the input."""
     x, rank = call.tensor("x"), call.rank()
     if "unflatten" in str(call.node.target):
@@ -234,11 +234,11 @@ def roll(call: OpCall) -> Value:
     if not call["dims"]:
         flat = call.emit("Reshape", x, call.writer.numbers([-1]))
         count = prod(int(size) for size in kind.shape) if kind.is_static else ""
-        return call.emit("Reshape", _rolled(call, flat, call["shifts"], [0], (count,)), call.shape_of(call["x"]))
-    return _rolled(call, x, call["shifts"], call.axes(call["dims"]), kind.shape)
+        return call.emit("Reshape", _roll(call, flat, call["shifts"], [0], (count,)), call.shape_of(call["x"]))
+    return _roll(call, x, call["shifts"], call.axes(call["dims"]), kind.shape)
 
 
-def _rolled(call: OpCall, x: str, shifts: Sequence[int], axes: Sequence[int], sizes: Sequence[int | str]) -> str:
+def _roll(call: OpCall, x: str, shifts: Sequence[int], axes: Sequence[int], sizes: Sequence[int | str]) -> str:
     for shift, axis in zip(shifts, axes, strict=True):
         size = sizes[axis]
         if isinstance(size, int):
@@ -297,7 +297,7 @@ def pixel_shuffle(call: OpCall) -> Value:
     return _as_before(call, call.emit("DepthToSpace", _images(call), blocksize=factor, mode="CRD"))
 
 
-def _regrouped(call: OpCall, x: str, middle: list[Any], order: list[int], last: list[Any]) -> str:
+def _regroup(call: OpCall, x: str, middle: list[Any], order: list[int], last: list[Any]) -> str:
     parts = call.emit("Reshape", x, call.writer.numbers(middle))
     return call.emit("Reshape", call.emit("Transpose", parts, perm=order), call.writer.numbers(last))
 
@@ -311,7 +311,7 @@ def pixel_unshuffle(call: OpCall) -> Value:
     high, wide = height // factor, width // factor
     middle = [-1, channels, high, factor, wide, factor]
     last = [-1, channels * factor * factor, high, wide]
-    return _as_before(call, _regrouped(call, _images(call), middle, [0, 1, 3, 5, 2, 4], last))
+    return _as_before(call, _regroup(call, _images(call), middle, [0, 1, 3, 5, 2, 4], last))
 
 
 @writes("channel_shuffle")
@@ -319,4 +319,4 @@ def channel_shuffle(call: OpCall) -> Value:
     groups = int(call["groups"])
     channels, *rest = call.fixed()
     order = [0, 2, 1, *range(3, 3 + len(rest))]
-    return _regrouped(call, call.tensor("x"), [-1, groups, channels // groups, *rest], order, [-1, channels, *rest])
+    return _regroup(call, call.tensor("x"), [-1, groups, channels // groups, *rest], order, [-1, channels, *rest])

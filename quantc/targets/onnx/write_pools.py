@@ -86,7 +86,7 @@ def _axes(call: OpCall) -> int:
     return int(next(letter for letter in str(call.node.target) if letter.isdigit()))
 
 
-def _batched(call: OpCall) -> tuple[str, bool]:
+def _with_batch(call: OpCall) -> tuple[str, bool]:
     x, count = call.read(call.node.args[0]), _axes(call)
     is_single = call.type(call.node.args[0]).rank == count + 1
     return (call.emit("Unsqueeze", x, call.writer.numbers([0])), True) if is_single else (x, False)
@@ -95,11 +95,11 @@ def _batched(call: OpCall) -> tuple[str, bool]:
 @writes("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices")
 def max_pool(call: OpCall) -> Value:
     windows = _windows(call, _axes(call))
-    x, was_single = _batched(call)
+    x, was_single = _with_batch(call)
     settings = _attributes(call, windows)
     if any(pad >= size for pad, size in zip(settings["pads"], settings["kernel_shape"] * 2, strict=True)):
         # ONNX Runtime wants padding smaller than the kernel, however far that is spread
-        x, settings["pads"] = _padded(call, x, settings["pads"], -math.inf), [0] * len(settings["pads"])
+        x, settings["pads"] = _pad(call, x, settings["pads"], -math.inf), [0] * len(settings["pads"])
     made = call.emit("MaxPool", x, dilations=[each.dilation for each in windows], **settings)
     made = remove_batch_axis(call, made, was_single)
     return (made, "") if "indices" in str(call.node.target) else made
@@ -110,7 +110,7 @@ def avg_pool(call: OpCall) -> Value:
     count = _axes(call)
     windows, includes_padding = _windows(call, count), bool(call["count_include_pad"])
     divisor = call["divisor_override"] if count > 1 else None
-    x, was_single = _batched(call)
+    x, was_single = _with_batch(call)
     settings = _attributes(call, windows)
     is_beyond = settings["ceil_mode"] or any(each.end > each.padding for each in windows)
     if divisor is None and not (call["ceil_mode"] and is_beyond):
@@ -119,7 +119,7 @@ def avg_pool(call: OpCall) -> Value:
     if settings["ceil_mode"]:
         raise call.refuse(f"{call.node.name} rounds the number of its windows up, and its sizes vary")
     if any(settings["pads"]):
-        x, settings["pads"] = _padded(call, x, settings["pads"], 0.0), [0] * len(settings["pads"])
+        x, settings["pads"] = _pad(call, x, settings["pads"], 0.0), [0] * len(settings["pads"])
     made = call.emit("AveragePool", x, **settings)
     elements = prod(each.kernel for each in windows)
     if divisor is not None:
@@ -137,7 +137,7 @@ def _number(call: OpCall, value: float) -> str:
     return call.writer.scalar(value, call.result.dtype)
 
 
-def _padded(call: OpCall, x: str, pads: list[int], value: float) -> str:
+def _pad(call: OpCall, x: str, pads: list[int], value: float) -> str:
     """Images with more around them."""
     half = len(pads) // 2
     amounts = [0, 0, *pads[:half], 0, 0, *pads[half:]]
@@ -150,7 +150,7 @@ def _adaptive(call: OpCall, whole: str, part: str) -> Value:
     count = _axes(call)
     wanted = call.node.args[1]
     cells = [wanted] * count if isinstance(wanted, int) else list(wanted)  # type: ignore[arg-type]
-    x, was_single = _batched(call)
+    x, was_single = _with_batch(call)
     if all(cell == 1 for cell in cells):
         return remove_batch_axis(call, call.emit(whole, x), was_single)
     sizes = call.type(source).shape[-count:]

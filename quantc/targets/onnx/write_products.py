@@ -70,7 +70,7 @@ def _window(call: OpCall, count: int) -> dict[str, list[int]]:
     }
 
 
-def _batched(call: OpCall, x: str, count: int) -> tuple[str, bool]:
+def _with_batch(call: OpCall, x: str, count: int) -> tuple[str, bool]:
     """Input of a convolution, with a batch axis."""
     if call.rank() == count + 2:
         return x, False
@@ -92,7 +92,7 @@ def conv(call: OpCall) -> Value:
         wide = wide_conv(call, weight, BlockWindow(stride, padding, dilation, int(call["groups"])), *bias)
         if wide is not None:
             return wide
-    x, was_single = _batched(call, call.tensor("x"), len(sizes))
+    x, was_single = _with_batch(call, call.tensor("x"), len(sizes))
     w = call.for_float(call["w"]) if _scale_of(call["x"]) is None else call.tensor("w")
     inputs = (x, w, *bias)
     made = call.emit("Conv", *inputs, kernel_shape=sizes, group=int(call["groups"]), **_window(call, len(sizes)))
@@ -102,7 +102,7 @@ def conv(call: OpCall) -> Value:
 @writes("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def conv_transpose(call: OpCall) -> Value:
     sizes = [int(size) for size in call.type(call["w"]).shape[2:]]
-    x, was_single = _batched(call, call.tensor("x"), len(sizes))
+    x, was_single = _with_batch(call, call.tensor("x"), len(sizes))
     bias = () if call["b"] is None else (call.tensor("b"),)
     made = call.emit(
         "ConvTranspose",
@@ -138,10 +138,10 @@ def linear(call: OpCall) -> Value:
         return product if call["b"] is None else call.emit("Add", product, call.tensor("b"))
     weight = call.translation.stored(call["w"])
     stored = None if weight is None else weight.transposed()
-    return _weighted(call, stored, lambda: transposed_weight(call, call["w"]), call["b"])
+    return _affine(call, stored, lambda: transposed_weight(call, call["w"]), call["b"])
 
 
-def _weighted(call: OpCall, weight: QuantizedInitializer | None, write: Callable[[], str], bias: Any) -> str:
+def _affine(call: OpCall, weight: QuantizedInitializer | None, write: Callable[[], str], bias: Any) -> str:
     """x w + b. `weight` is behind what `write` writes, if that is stored quantized; it is written once, in the form needed."""
     levels = call.translation.levels_of(call["x"]) if call.translation.profile.dynamic == "integer" else None
     if weight is not None and weight.is_bytes and levels is not None:
@@ -185,7 +185,7 @@ def matmul(call: OpCall) -> Value:
     weight = call.translation.stored(call["y"])
     if weight is None or weight.levels.dim() != 2:
         return call.emit("MatMul", call.tensor("x"), call.tensor("y"))
-    return _weighted(call, weight, lambda: call.tensor("y"), None)
+    return _affine(call, weight, lambda: call.tensor("y"), None)
 
 
 @writes("aten.bmm.default", "aten.mm.default", "aten.mv.default", "aten.dot.default")
@@ -198,7 +198,7 @@ def plain_matmul(call: OpCall) -> Value:
 def addmm(call: OpCall) -> Value:
     weight = call.translation.stored(call["y"])
     if (call["alpha"], call["beta"]) == (1, 1) and weight is not None and weight.levels.dim() == 2:
-        return _weighted(call, weight, lambda: call.tensor("y"), call["b"])
+        return _affine(call, weight, lambda: call.tensor("y"), call["b"])
     dtype, product = call.result.dtype, call.emit("MatMul", call.tensor("x"), call.tensor("y"))
     if call["alpha"] != 1:
         product = call.emit("Mul", product, call.writer.scalar(call["alpha"], dtype))
@@ -234,7 +234,7 @@ def attention(call: OpCall) -> Value:
     scores = call.emit("Mul", scores, call.writer.scalar(float(scale), dtype))
     mask = call["mask"]
     if mask is not None:
-        scores = _masked(call, scores, mask)
+        scores = _apply_mask(call, scores, mask)
     if call["is_causal"]:
         scores = _causal(call, scores, rank)
     made = call.emit("MatMul", call.emit("Softmax", scores, axis=-1), v)
@@ -274,7 +274,7 @@ def _heads(call: OpCall, name: str) -> str:
     return call.emit("Gather", call.tensor(name), places, axis=call.rank(name) - 3)
 
 
-def _masked(call: OpCall, scores: str, mask: fx.Node) -> str:
+def _apply_mask(call: OpCall, scores: str, mask: fx.Node) -> str:
     if call.type(mask).dtype is not torch.bool:
         return call.emit("Add", scores, call.read(mask, call.result.dtype))
     lowest = call.writer.scalar(-math.inf, call.result.dtype)

@@ -35,7 +35,7 @@ def quantized_bounds(
     return levels[0], levels[1]
 
 
-def _clipped(call: OpCall, levels: str, ends: tuple[int, int], dtype: torch.dtype) -> str:
+def _clip(call: OpCall, levels: str, ends: tuple[int, int], dtype: torch.dtype) -> str:
     """Levels within a range that is narrower than their type: QuantizeLinear knows the type alone."""
     low, high = BOUNDS[onnx_type(dtype)]
     if ends == (low, high):
@@ -73,11 +73,11 @@ def quantize(call: OpCall) -> Value:
     ends = quantized_bounds(bounds, grid.scale, grid.zero_point, grid.ends)
     x, qparams = call.read(source, torch.float32), grid.constants(call)
     if call.translation.profile.clips == "float" or grid.dtype.itemsize > 1:  # ONNX Runtime clips no 16-bit integers
-        return call.emit("QuantizeLinear", _clipped_before(call, x, ends, grid), *qparams)
-    return _clipped(call, call.emit("QuantizeLinear", x, *qparams), ends, grid.dtype)
+        return call.emit("QuantizeLinear", _clip_before(call, x, ends, grid), *qparams)
+    return _clip(call, call.emit("QuantizeLinear", x, *qparams), ends, grid.dtype)
 
 
-def _clipped_before(call: OpCall, x: str, ends: tuple[int, int], grid: OnnxGrid) -> str:
+def _clip_before(call: OpCall, x: str, ends: tuple[int, int], grid: OnnxGrid) -> str:
     """Values clamped to a narrower range. A bound, divided by the scale, is within one part in 2^22 of its level, and rounds to it."""
     if ends == BOUNDS[onnx_type(grid.dtype)]:
         return x
@@ -105,7 +105,7 @@ def quantize_per_channel(call: OpCall) -> Value:
     source, scale, zero_point, axis, qmin, qmax, dtype = call.node.args[:7]
     zero = call.read(zero_point, dtype)  # type: ignore[arg-type]
     levels = call.emit("QuantizeLinear", call.read(source, torch.float32), call.read(scale), zero, axis=axis)
-    return _clipped(call, levels, (int(qmin), int(qmax)), dtype)  # type: ignore[arg-type]
+    return _clip(call, levels, (int(qmin), int(qmax)), dtype)  # type: ignore[arg-type]
 
 
 @writes(_name("dequantize_per_channel.default"))
@@ -179,7 +179,7 @@ def quantize_chosen(call: OpCall) -> Value:
         return call.translation.chosen[choice]
     qparams = [call.translation.value(given) for given in (scale, zero_point)]  # type: ignore[arg-type]
     levels = call.emit("QuantizeLinear", call.read(source, torch.float32), *qparams)
-    return _clipped(call, levels, (int(qmin), int(qmax)), dtype)  # type: ignore[arg-type]
+    return _clip(call, levels, (int(qmin), int(qmax)), dtype)  # type: ignore[arg-type]
 
 
 @writes(_name("dequantize_per_tensor.tensor"))

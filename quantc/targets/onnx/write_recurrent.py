@@ -30,7 +30,7 @@ KINDS = {
 }
 
 
-def _ordered(call: OpCall, node: Any, kind: OnnxCell) -> str:
+def _onnx_weight(call: OpCall, node: Any, kind: OnnxCell) -> str:
     """A weight or bias with its gates in the order of ONNX, and an axis for the direction."""
     tensor = call.translation.program.tensor(node)
     weight = call.translation.stored(node)
@@ -46,11 +46,11 @@ def _ordered(call: OpCall, node: Any, kind: OnnxCell) -> str:
     elif tensor is not None:
         made = call.writer.constant(_gates(tensor.detach(), kind), f"{node.target}_ordered")
     else:
-        made = _reordered(call, call.read(node), kind)
+        made = _reorder_gates(call, call.read(node), kind)
     return call.emit("Unsqueeze", made, call.writer.numbers([0]))
 
 
-def _reordered(call: OpCall, rows: str, kind: OnnxCell) -> str:
+def _reorder_gates(call: OpCall, rows: str, kind: OnnxCell) -> str:
     """The gates of what is computed."""
     count = len(kind.gates)
     if count == 1:
@@ -79,7 +79,7 @@ class OnnxLayer:
 
     def joined(self, place: int) -> str:
         """Parameter `place` of all directions, concatenated."""
-        parts = [_ordered(self.call, direction[place], self.kind) for direction in self.params]
+        parts = [_onnx_weight(self.call, direction[place], self.kind) for direction in self.params]
         return self.call.emit("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
 
     def biases(self) -> str:

@@ -13,7 +13,7 @@ from quantc.targets.onnx.op_writers import OpCall, Value, along_an_axis, writes
 REDUCTIONS = {"mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin"}
 
 
-def _reduced(op: str, call: OpCall) -> Value:
+def _reduce(op: str, call: OpCall) -> Value:
     axes = call.axes_or_all(call["dim"])
     x = call.tensor("x", call.result.dtype)
     if op == "ReduceMean" and call.rank() == 4 and sorted(axes) == [2, 3]:
@@ -23,7 +23,7 @@ def _reduced(op: str, call: OpCall) -> Value:
 
 
 for name, op in REDUCTIONS.items():
-    writes(name)(along_an_axis(partial(_reduced, op)))
+    writes(name)(along_an_axis(partial(_reduce, op)))
 
 
 @writes("aten.sum.default", "aten.mean.default", "aten.amax.default")

@@ -67,7 +67,7 @@ def index(call: OpCall) -> Value:
     if len(axes) == 1:
         return call.emit("Gather", call.tensor("x"), call.read(given[axes[0]]), axis=axes[0])
     parts = [call.read(given[axis], torch.int64) for axis in axes]
-    shape = call.emit("Shape", _summed(call, parts))
+    shape = call.emit("Shape", _broadcast_sum(call, parts))
     last = call.writer.numbers([-1])
     spread = [call.emit("Unsqueeze", call.emit("Expand", part, shape), last) for part in parts]
     together = call.emit("Concat", *spread, axis=-1)
@@ -83,7 +83,7 @@ def index(call: OpCall) -> Value:
     return call.emit("Transpose", found, perm=back)
 
 
-def _summed(call: OpCall, parts: list[str]) -> str:
+def _broadcast_sum(call: OpCall, parts: list[str]) -> str:
     """Something of the shape that tensors have together."""
     total = parts[0]
     for part in parts[1:]:
@@ -96,32 +96,32 @@ def _summed(call: OpCall, parts: list[str]) -> str:
 FILLS = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
 
 
-def _filled(call: OpCall, number: Any, shape: str) -> str:
+def _fill(call: OpCall, number: Any, shape: str) -> str:
     return call.emit("Expand", call.read(number, call.result.dtype), shape)
 
 
 @writes("aten.full.default")
 def full(call: OpCall) -> Value:
-    return _filled(call, call.node.args[1], call.sizes(list(call.node.args[0])))  # type: ignore[arg-type]
+    return _fill(call, call.node.args[1], call.sizes(list(call.node.args[0])))  # type: ignore[arg-type]
 
 
 @writes("aten.zeros.default", "aten.ones.default")
 def zeros(call: OpCall) -> Value:
     number = FILLS[str(call.node.target).split(".")[1]]
-    return _filled(call, number, call.sizes(list(call.node.args[0])))  # type: ignore[arg-type]
+    return _fill(call, number, call.sizes(list(call.node.args[0])))  # type: ignore[arg-type]
 
 
 @writes("aten.zeros_like.default", "aten.ones_like.default", "aten.full_like.default")
 def zeros_like(call: OpCall) -> Value:
     source: Any = call.node.args[0]
     number = FILLS.get(str(call.node.target).split(".")[1], call.node.args[1] if len(call.node.args) > 1 else 0)
-    return _filled(call, number, call.shape_of(source))
+    return _fill(call, number, call.shape_of(source))
 
 
 @writes("aten.new_zeros.default", "aten.new_ones.default", "aten.new_full.default")
 def new_zeros(call: OpCall) -> Value:
     number = FILLS.get(str(call.node.target).split(".")[1], call.node.args[2] if len(call.node.args) > 2 else 0)
-    return _filled(call, number, call.sizes(list(call.node.args[1])))  # type: ignore[arg-type]
+    return _fill(call, number, call.sizes(list(call.node.args[1])))  # type: ignore[arg-type]
 
 
 @writes("aten.scalar_tensor.default")

@@ -80,13 +80,13 @@ def test_a_method_is_loaded_anew_only_for_what_is_larger(monkeypatch: pytest.Mon
     lowered = qc.lower(program, "executorch")
     running = lowered._runs()
     loads: list[str] = []
-    load = running._loaded
+    load = running._load_method
 
     def counted(name: str) -> Any:
         loads.append(name)
         return load(name)
 
-    monkeypatch.setattr(running, "_loaded", counted)
+    monkeypatch.setattr(running, "_load_method", counted)
     check(program, lowered, [(count, 3, 16, 16) for count in (8, 2, 8, 1, 12, 12, 3)])
     assert loads == ["forward", "forward"], "for 8, as the example has 2, and for 12"
 
@@ -158,7 +158,7 @@ def test_a_program_is_loaded_anew_for_the_largest_of_each_size(monkeypatch: pyte
         loads.append(len(calls))
         return Method(calls)
 
-    monkeypatch.setattr(Running, "_loaded", loaded)
+    monkeypatch.setattr(Running, "_load_method", loaded)
     running = Running(b"", "model.pte")
     for shape in ((2, 8), (2, 4), (4, 2), (4, 8)):
         assert torch.equal(running.run([torch.ones(shape)])[0], torch.full(shape, 2.0))

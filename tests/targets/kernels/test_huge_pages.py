@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quantc.targets.kernels import huge_pages
-from quantc.targets.kernels.huge_pages import MIN_BYTES, PAGE, _added, _advise, on_large_pages
+from quantc.targets.kernels.huge_pages import MIN_BYTES, PAGE, _advise, _new_ranges, on_large_pages
 
 MEASURED = """
 import re
@@ -57,7 +57,7 @@ def test_errors_come_through(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_what_was_added_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(_added([(0, 4), (10, 12)], [(0, 6), (8, 20), (30, 31)])) == [(4, 6), (8, 10), (12, 20), (30, 31)]
+    assert list(_new_ranges([(0, 4), (10, 12)], [(0, 6), (8, 20), (30, 31)])) == [(4, 6), (8, 10), (12, 20), (30, 31)]
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(huge_pages, "_advise", lambda: lambda start, size, advice: asked.append((start, size)))
     held = on_large_pages(lambda: torch.ones(64 << 20, dtype=torch.uint8), 64 << 20)
