@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from quantc.recover.fitting import FittingPass, Proposal
 from quantc.recover.layers import Layer
-from quantc.recover.rescaling import rescaled
+from quantc.recover.scale_search import rescaled
 
 
 class Rescale(FittingPass):

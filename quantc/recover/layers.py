@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from quantc.calibration.collect import key_of
 from quantc.calibration.layer_inputs import LayerInput, layer_inputs
 from quantc.calibration.qparams import own_qparams
+from quantc.errors import QuantcError
 from quantc.integer.proof.factors import weight_by_channel
 from quantc.integer.proof.range_reduction import RangeReduction, Reduction
 from quantc.ir.decisions import Quantize
@@ -119,7 +120,10 @@ def spread(qparams: QParams, like: Tensor, spec: QuantSpec) -> tuple[Tensor, Ten
         shape = [1] * like.dim()
         shape[normal_axis(share.axis, like.dim())] = -1
         return qparams.scale.reshape(shape).expand(like.shape), qparams.zero_point.reshape(shape).expand(like.shape)
-    assert isinstance(share, PerGroup)
+    if not isinstance(share, PerGroup):
+        raise QuantcError(
+            f"the scales of {share} are not of weights", advice="choose per tensor, per channel or per group"
+        )
     view, axis = group_view(like, share)
     return tuple(x.unsqueeze(axis).expand(view.shape).reshape(like.shape) for x in (qparams.scale, qparams.zero_point))  # type: ignore[return-value]
 

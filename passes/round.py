@@ -9,7 +9,7 @@ from quantc.recover.fitting import FittingPass, Proposal
 from quantc.recover.layers import Layer
 
 
-class RoundWeights(FittingPass):
+class Round(FittingPass):
     """Round weights on their grid so that the outputs of their layers change least.
 
     The program keeps its float weights: the plan has the rounded ones, which `quantize` puts in their place. It takes the
