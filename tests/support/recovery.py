@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import quantc as qc
-from quantc.annotate.quantizer import Backend, mode_config
+from quantc.annotate.quantizer import Backend, TableQuantizer, mode_config
 from quantc.backends.qnnpack import QNNPACK
 from quantc.backends.x86 import X86
 from quantc.calibration.collect import Collect
@@ -50,7 +50,7 @@ class Case:
         """Prepared, calibrated and collected from."""
         model = nn.Sequential(self.layer).eval()
         captured = qc.capture(model, (self.batches[0],), method="fx", dynamic_shapes=None)
-        config = None if self.mode == "static" else mode_config(self.backend, self.mode)
+        config = None if self.mode == "static" else mode_config(TableQuantizer(self.backend), self.mode)
         program = qc.prepare(captured, self.backend, config=config)
         qc.calibrate(program, self.batches, collect=ALL_ROWS, progress="silent")
         return program
