@@ -31,10 +31,10 @@ FIELDS = {"args", "kwargs", "target"}
 """Fields of nodes."""
 HOMES = ("quantc.passes.", "quantc.capture.", "quantc.flows.")
 """Passes, and what is exempt: capture and flows build graphs that are no programs yet, or not any more."""
-IR = "quantc.ir.program:"
-"""Defines the words that mutations are made of."""
-DOORS = ("quantc.ir.program:Program",)
-"""Its methods are called from everywhere."""
+IR = ("quantc.ir.program:", "quantc.ir.program_graph:")
+"""Define the words that mutations are made of."""
+DOORS = ("quantc.ir.program:Program", "quantc.ir.program_graph:ProgramGraph")
+"""Their methods are called from everywhere."""
 TABLES = (
     "quantc.rewrite.spellings:spelling",
     "quantc.rewrite.spellings:_register_aliases",
@@ -97,7 +97,7 @@ def reached() -> dict[str, set[str]]:
     """By a module that mutates: what leads there that is no pass."""
     found: dict[str, set[str]] = {}
     for place, statements in references().bodies.items():
-        if place.startswith((*HOMES, IR)) or next(mutations(statements), None) is None:
+        if place.startswith((*HOMES, *IR)) or next(mutations(statements), None) is None:
             continue
         if ways := references().reached_from(place, HOMES, TABLES, DOORS):
             found.setdefault(place.partition(":")[0], set()).update(ways)
