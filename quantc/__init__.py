@@ -16,6 +16,8 @@ from quantc import errors
 from quantc.errors import QuantcError
 from quantc.integer.semantics import load as _register_ops
 from quantc.support.moved_modules import find_moved as _find_moved
+from quantc.text.plan_section import PLAN_FORM as _PLAN_FORM
+from quantc.text.plan_section import PlanForm as _PlanForm
 
 if TYPE_CHECKING:
     from quantc import hooks, pipelines, qat, reference
@@ -117,6 +119,15 @@ _find_moved(keep=_HOMES)
 _register_ops()  # torch.ops.quantc: torch.export.load asks for the ops of a file without telling us
 for _module in ("observe.observation_registry", "qdq.float_ops", "qdq.registration"):
     _import_module(f"quantc.{_module}")  # checks of specs, and ops that parsers look up, register on import
+
+
+def _plan_form() -> _PlanForm:
+    from quantc.store import plan_parser, plan_text
+
+    return _PlanForm(plan_text.write_plan, plan_text.tensors_of, plan_parser.read_plan)
+
+
+_PLAN_FORM.append(_plan_form)  # texts lie below plans, and their data models load when a text has one
 
 if not TYPE_CHECKING:  # type checkers would take every name for a public one
 

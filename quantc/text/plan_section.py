@@ -1,9 +1,9 @@
-"""The `plan` section of a text. Its facts are those of layers above, and so is its form: it is looked up where a program
-has a plan, or a text has the section."""
+"""The `plan` section of a text. The facts of a plan are those of layers above, and so is their form, which registers itself
+here and is imported where a program has a plan, or a text has the section."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,24 @@ from quantc.ir.program import Program
 from quantc.text.lexer import Reader
 
 KEYWORD = "plan"
+
+
+@dataclass(frozen=True)
+class PlanForm:
+    """How a plan is written in lines, and read from them."""
+
+    write: Callable[[Program], Iterator[str]]
+    tensors: Callable[[Program], dict[str, torch.Tensor]]
+    read: Callable[[Program, Reader, Sequence[Reader], Mapping[str, torch.Tensor], Mapping[str, Any]], None]
+
+
+PLAN_FORM: list[Callable[[], PlanForm]] = []
+"""Filled from above, by one function that imports the form: `quantc` itself does so."""
+
+
+def _form() -> PlanForm:
+    (load,) = PLAN_FORM
+    return load()
 
 
 @dataclass
@@ -27,25 +45,16 @@ class PlanSection:
         self, program: Program, constants: Mapping[str, torch.Tensor] | None, quantizers: Mapping[str, Any]
     ) -> None:
         """Give a program the plan of these lines."""
-        from quantc.store.plan_text import read_plan
-
-        read_plan(program, self.start, self.rows, constants or {}, quantizers)
+        _form().read(program, self.start, self.rows, constants or {}, quantizers)
 
 
 def plan_lines(program: Program) -> Iterator[str]:
     """The lines of a program's plan, the keyword first; none where nothing was decided."""
-    if program.plan != Plan():
-        from quantc.store.plan_text import write_plan
-
-        if facts := [*write_plan(program)]:
-            yield KEYWORD
-            yield from facts
+    if program.plan != Plan() and (facts := [*_form().write(program)]):
+        yield KEYWORD
+        yield from facts
 
 
 def plan_tensors(program: Program) -> dict[str, torch.Tensor]:
     """The tensors of a plan, by the names they have in the text."""
-    if program.plan == Plan():
-        return {}
-    from quantc.store.plan_text import tensors_of
-
-    return tensors_of(program)
+    return {} if program.plan == Plan() else _form().tensors(program)
