@@ -21,8 +21,8 @@ from quantc.ir.dialect import ADDING, BY_TARGET, ops_in, target_name
 from quantc.ir.op_row import Family, Trait
 from quantc.ir.program import Program
 from quantc.ir.types import dtype_of
-from quantc.patterns.match import Match
 from quantc.patterns.predicates import predicate
+from quantc.patterns.rule import Match
 
 NO_MASK = "no-mask"
 """The name of the condition."""

@@ -18,8 +18,8 @@ from quantc.ir.dialect import is_op
 from quantc.passes.snap_bias import SnapBias
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
-from quantc.patterns.match import Match
 from quantc.patterns.predicates import predicate
+from quantc.patterns.rule import Match
 from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.capability import Capability
 from quantc.spec.formats import DType, Offer, Role, Scheme, Timing

@@ -15,9 +15,9 @@ from quantc.passes.fold_constants import FoldConstants
 from quantc.patterns import aten
 from quantc.patterns.checks import differs, one_of
 from quantc.patterns.dsl import OpPattern, Pattern, op
-from quantc.patterns.match import Match
 from quantc.patterns.operand_patterns import const, number
 from quantc.patterns.predicates import predicate
+from quantc.patterns.rule import Match
 from quantc.patterns.table import Rule
 from quantc.pipeline.pipeline import Pass
 from quantc.spec.capability import Capability

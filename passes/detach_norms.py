@@ -12,7 +12,7 @@ from quantc.ir.dialect import argument
 from quantc.ir.program import Program, Stage
 from quantc.ir.sites import SetAside
 from quantc.patterns.fusions import NORMS
-from quantc.patterns.match import Match
+from quantc.patterns.rule import Match
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 from quantc.rewrite.affine_folding import Channels
 from quantc.rewrite.constant_order import order_constants

@@ -12,7 +12,7 @@ from quantc.ir.alias_analysis import Aliasing
 from quantc.ir.dialect import argument
 from quantc.ir.program import Program, Stage, attribute
 from quantc.patterns.fusions import FUSIONS
-from quantc.patterns.match import Match, Matcher
+from quantc.patterns.rule_matcher import Match, Matcher
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 from quantc.rewrite.affine_folding import Affine, Channels, affine_of_norm, fold_affine
 from quantc.rewrite.constant_order import order_constants

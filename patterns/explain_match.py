@@ -15,10 +15,10 @@ from torch import fx
 from quantc.errors import QuantcError, UnknownNameError
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
-from quantc.patterns.match import Matcher
-from quantc.patterns.match_set import MatchSet
+from quantc.patterns.program_matches import MatchSet
 from quantc.patterns.refusals import Cause, Said
 from quantc.patterns.rule import Match, Refusal, Rule, claimed_cause
+from quantc.patterns.rule_matcher import Matcher
 
 MAX_ROOTS = 64
 """Maximum number of downstream nodes tried as roots. A hub has too many, and fits no pattern anyway."""

@@ -13,9 +13,9 @@ from quantc.ir.dialect import argument, op_name
 from quantc.ir.types import tensor_type
 from quantc.patterns import aten
 from quantc.patterns.dsl import Pattern, any_of, op
-from quantc.patterns.match import Match
 from quantc.patterns.operand_patterns import const, number
 from quantc.patterns.predicates import predicate
+from quantc.patterns.rule import Match
 from quantc.patterns.table import Rule, RuleTable
 
 conv = op(*aten.conv.ops, *aten.conv_transpose.ops)("x", const("w"), const("b?")).named("conv")

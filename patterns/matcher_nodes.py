@@ -10,8 +10,8 @@ from torch import fx
 from quantc.ir.dialect import target_name
 from quantc.patterns.checks import Check, Plain, same
 from quantc.patterns.graph_values import argument_at, has_node, is_tensor_node, show, why_not_type
-from quantc.patterns.matcher import Core, Heads, NodeCore, Search
 from quantc.patterns.operand_patterns import Leaf, LeafKind
+from quantc.patterns.pattern_search import Core, Heads, NodeCore, Search
 from quantc.patterns.refusals import (
     NOUNS,
     Cause,

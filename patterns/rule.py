@@ -14,7 +14,7 @@ from torch import fx
 from quantc.errors import PatternError, UnknownNameError, suggest
 from quantc.ir.program import Program
 from quantc.patterns import predicates
-from quantc.patterns.compiled import Compiled, compile_pattern
+from quantc.patterns.compile_pattern import Compiled, compile_pattern
 from quantc.patterns.dsl import Items, Pattern
 from quantc.patterns.refusals import Cause, Claimed, Condition
 from quantc.spec.formats import Offer

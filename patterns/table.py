@@ -15,9 +15,9 @@ from torch import fx
 from quantc.ir.program import Program
 from quantc.patterns.explain_match import Explanation, explain_among
 from quantc.patterns.json_form import from_json, to_json
-from quantc.patterns.match import EVERYTHING, Admission, Matcher
-from quantc.patterns.match_set import Index, MatchSet
+from quantc.patterns.program_matches import Index, MatchSet
 from quantc.patterns.rule import Match, Roles, Rule, Rules
+from quantc.patterns.rule_matcher import EVERYTHING, Admission, Matcher
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from quantc.ir.op_row import Trait
 from quantc.ir.site_index import operand_nodes
 
 if TYPE_CHECKING:
-    from quantc.patterns.match import Match
+    from quantc.patterns.rule import Match
 
 
 @dataclass(frozen=True, slots=True)

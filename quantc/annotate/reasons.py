@@ -18,8 +18,8 @@ from quantc.ir.decisions import Float
 from quantc.ir.dialect import is_opaque, op_name
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType, TupleType, ValueType, dtype_of, type_of
-from quantc.patterns.match import Match, Refusal
 from quantc.patterns.refusals import UnknownType
+from quantc.patterns.rule import Match, Refusal
 from quantc.spec.formats import Offer, Timing
 
 

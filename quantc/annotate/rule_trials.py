@@ -20,10 +20,10 @@ from quantc.ir.site_index import outputs_of
 from quantc.ir.sites import NodeTable
 from quantc.ir.types import DTYPE_NAMES, TensorType, type_of
 from quantc.patterns.explain_match import Explanation, best_refusal, explain_among
-from quantc.patterns.match import Admission, Match, Matcher, Refusal
 from quantc.patterns.operand_patterns import LeafKind
 from quantc.patterns.refusals import Cause, Said, UnknownType, WrittenTo, WrongOperand, WrongType
 from quantc.patterns.rule import Predicate
+from quantc.patterns.rule_matcher import Admission, Match, Matcher, Refusal
 from quantc.patterns.table import MatchSet, Rule, RuleTable
 from quantc.spec.formats import Offer, Role, Timing
 

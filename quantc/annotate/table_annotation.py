@@ -37,14 +37,14 @@ from quantc.spec.formats import PerChannel, Role, Timing
 from quantc.spec.spec import QuantSpec
 
 if TYPE_CHECKING:
-    from quantc.patterns.match import Admission, Match
+    from quantc.patterns.rule_matcher import Admission, Match
 
 
 class TableAnnotation:
     """One run of a table over a program."""
 
     def __init__(self, backend: Backend, annotator: Annotator) -> None:
-        from quantc.patterns.match import Admission
+        from quantc.patterns.rule_matcher import Admission
 
         self.backend = backend
         self.annotator = annotator

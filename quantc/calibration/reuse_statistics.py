@@ -15,9 +15,9 @@ from quantc.calibration.loop import finish
 from quantc.calibration.observed_tensors import data_groups, observed_sites
 from quantc.errors import CalibrationError, LoadError, ObservationError, QuantcError
 from quantc.ir.program import Program
-from quantc.observe.average import MovingAverage
-from quantc.observe.fixed import FixedQParams
+from quantc.observe.fixed_qparams import FixedQParams
 from quantc.observe.minmax import MinMax, WithExtremes
+from quantc.observe.moving_average import MovingAverage
 from quantc.observe.observation_registry import start
 from quantc.observe.recording import Recording
 from quantc.observe.store import Statistics

@@ -16,8 +16,8 @@ from quantc.errors import UnknownNameError
 from quantc.ir.plan import Group
 from quantc.ir.program import Program
 from quantc.ir.site_index import Places
-from quantc.observe.average import MovingAverage
 from quantc.observe.minmax import MinMax
+from quantc.observe.moving_average import MovingAverage
 from quantc.qdq.ops import belongs_to_qdq
 from quantc.spec.formats import Scheme
 from quantc.spec.granularity import extremes

@@ -33,8 +33,8 @@ from quantc.ir.dialect import operands
 from quantc.ir.site_index import outputs_of
 from quantc.patterns import refusals
 from quantc.patterns.checks import Check, Comparison, Plain
-from quantc.patterns.match import Match, Refusal
 from quantc.patterns.operand_patterns import LeafKind
+from quantc.patterns.rule import Match, Refusal
 
 MAX_WAITING = 64
 """Maximum number of nodes in the search for those that they wait for."""

@@ -1,14 +1,14 @@
 """Statistics of tensors that merge in bits, and observations: those from which scales and zero points are derived."""
 
-from quantc.observe.average import MovingAverage
 from quantc.observe.cross_gram import CrossGram
 from quantc.observe.fit import Fit
-from quantc.observe.fixed import FixedQParams
+from quantc.observe.fixed_qparams import FixedQParams
 from quantc.observe.gram import Gram
 from quantc.observe.histogram import Histogram
 from quantc.observe.minmax import MinMax
 from quantc.observe.module import ObserverModule, observers_in, observers_off
 from quantc.observe.moments import Fisher, Moments
+from quantc.observe.moving_average import MovingAverage
 from quantc.observe.observation_registry import OBSERVATIONS, register_observation, start
 from quantc.observe.ranges import METHODS, RangeMethod
 from quantc.observe.recording import Nothing, Recording

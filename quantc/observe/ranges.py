@@ -16,9 +16,9 @@ import torch
 from pydantic import Field
 
 from quantc.errors import ObservationError
-from quantc.observe import smooth
+from quantc.observe import range_costs
 from quantc.observe.buckets import Cells, Floats
-from quantc.observe.smooth import between_neighbours, grid_of
+from quantc.observe.range_costs import between_neighbours, grid_of
 from quantc.spec.formats import Scheme
 from quantc.spec.numerics import qparams_from_range
 from quantc.spec.spec import Option, QuantSpec
@@ -215,7 +215,7 @@ def _clip(cells: Cells, reach: Floats) -> tuple[Floats, Floats]:
 
 def _one_reach(cells: Cells, kept: Cells, least: float, most: float, spec: QuantSpec) -> tuple[float, float]:
     """The best symmetric range: estimated, then exact around the estimate and on the whole grid."""
-    estimate = smooth.best_reach(kept, grid_of(most, least, smooth.COARSE), spec)
+    estimate = range_costs.best_reach(kept, grid_of(most, least, range_costs.COARSE), spec)
     reaches = np.unique(np.append(grid_of(most, least, COARSE), _around(estimate, most)))[::-1]
     found = most
     for _ in range(CHECKS + 1):
@@ -230,8 +230,8 @@ def _two_ends(cells: Cells, kept: Cells, spec: QuantSpec) -> tuple[float, float]
     down, up = max(-cells.low, 0.0), max(cells.high, 0.0)
     below, above = kept.only(kept.middle < 0), kept.only(kept.middle > 0)
     least_down, least_up = _median(below.magnitude, below.mass), _median(above.magnitude, above.mass)
-    downs, ups = grid_of(down, least_down, smooth.COARSE), grid_of(up, least_up, smooth.COARSE)
-    near_down, near_up = smooth.best_ends(kept, downs, ups, spec)
+    downs, ups = grid_of(down, least_down, range_costs.COARSE), grid_of(up, least_up, range_costs.COARSE)
+    near_down, near_up = range_costs.best_ends(kept, downs, ups, spec)
     downs = np.unique(np.append(grid_of(down, least_down, SPARSE), _around(near_down, down)))[::-1]
     ups = np.unique(np.append(grid_of(up, least_up, SPARSE), _around(near_up, up)))[::-1]
     found = (down, up)

@@ -11,9 +11,9 @@ from quantc.ir.plan import Group, Source, spec_of
 from quantc.ir.program import Program
 from quantc.ir.sites import Site
 from quantc.ir.types import tensor_type
-from quantc.observe.average import DEFAULT_RATE, MovingAverage
-from quantc.observe.fixed import FixedQParams
+from quantc.observe.fixed_qparams import FixedQParams
 from quantc.observe.minmax import MinMax
+from quantc.observe.moving_average import DEFAULT_RATE, MovingAverage
 from quantc.observe.observation_registry import start
 from quantc.observe.trained import LEARNED, LsqPlus
 from quantc.qat.fake import (

@@ -43,6 +43,8 @@ MOVED: dict[str, str] = {
     "nn.trained": "nn.qat_module",
     "nn.weighted": "nn.weighted_module",
     "numerics": "spec.numerics",
+    "observe.average": "observe.moving_average",
+    "observe.fixed": "observe.fixed_qparams",
     "onnx": "targets.onnx",
     "onnx.module": "targets.onnx.onnx_module",
     "outcomes": "ir.decisions",

@@ -20,7 +20,7 @@ from quantc.calibration.loop import calibrate
 from quantc.ir.decisions import Quantize
 from quantc.ir.plan import Plan
 from quantc.ir.program import Program
-from quantc.patterns.match import Match, Matcher, Refusal
+from quantc.patterns.rule_matcher import Match, Matcher, Refusal
 from quantc.patterns.table import Roles, Rule
 from quantc.spec.formats import Offer, PerTensor, Role, Timing
 from quantc.spec.spec import INT8, QuantSpec

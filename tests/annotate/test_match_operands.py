@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quantc.annotate.match_operands import Slot, follows, keeps_values, moves, slots_of
-from quantc.patterns.match import Match
+from quantc.patterns.rule import Match
 from tests.support.pattern_graphs import Build
 from tests.support.small_backend import SMALL
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from quantc.errors import DataError, LoadError, ObservationError, SpecError
-from quantc.observe.average import MovingAverage
 from quantc.observe.minmax import MinMax
+from quantc.observe.moving_average import MovingAverage
 from quantc.spec.formats import PerChannel, PerTensor
 from quantc.spec.observation import (
     Observation,

@@ -11,9 +11,9 @@ from quantc.annotate.quantizer import Backend
 from quantc.ir.decisions import Fixed, Quantize
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
-from quantc.patterns.match import Match
 from quantc.patterns.operand_patterns import const
 from quantc.patterns.predicates import predicate
+from quantc.patterns.rule import Match
 from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.capability import Capability
 from quantc.spec.formats import DType, Offer, PerChannel, Role, Scheme, Timing

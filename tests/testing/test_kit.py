@@ -20,9 +20,9 @@ from quantc.ir.program import Program, Stage
 from quantc.ir.types import tensor_type
 from quantc.passes.quantize import QuantizePass
 from quantc.patterns import aten
-from quantc.patterns.match import Match
 from quantc.patterns.operand_patterns import const, value
 from quantc.patterns.predicates import predicate
+from quantc.patterns.rule import Match
 from quantc.pipeline.pipeline import Outcome, Pass
 from quantc.qdq.ops import is_quantize
 from quantc.testing import Check, Conformance, check_backend

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from quantc.observe.average import MovingAverage
 from quantc.observe.fit import Fit
-from quantc.observe.fixed import FixedQParams
+from quantc.observe.fixed_qparams import FixedQParams
 from quantc.observe.minmax import MinMax
+from quantc.observe.moving_average import MovingAverage
 from quantc.testing import check_backend
 from tests.support import faulty_plugins as plugins
 

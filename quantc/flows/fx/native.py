@@ -15,8 +15,8 @@ from quantc.backends import masks, rules
 from quantc.flows.fx.custom_config import QuantType
 from quantc.patterns import aten
 from quantc.patterns.dsl import Pattern, op, optional
-from quantc.patterns.match import Match
 from quantc.patterns.operand_patterns import const
+from quantc.patterns.rule import Match
 from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.capability import Capability
 from quantc.spec.formats import DType, Offer, Role

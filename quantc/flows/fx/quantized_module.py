@@ -21,7 +21,7 @@ from quantc.ir.program import Program
 from quantc.pipeline.pipeline import Pipeline
 from quantc.spec.formats import DType
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.one_op import portable_module
+from quantc.targets.kernels.module_as_op import portable_module
 from quantc.targets.kernels.running_form import Choosing
 from quantc.targets.target_table import KERNEL_FORM
 

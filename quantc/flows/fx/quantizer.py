@@ -32,7 +32,7 @@ from quantc.spec.spec import FP16_WEIGHT, INT4_WEIGHT, INT8_WEIGHT_ONLY, QuantSp
 
 if TYPE_CHECKING:
     from quantc.patterns.explain_match import Explanation
-    from quantc.patterns.match import Match
+    from quantc.patterns.rule import Match
     from quantc.pipeline.pipeline import Pass
 
 NOTHING = Float("the QConfigMapping has nothing for it")

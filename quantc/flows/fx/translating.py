@@ -28,8 +28,8 @@ from quantc.ir.dialect import BY_NAME, RANGES, op_name
 from quantc.ir.sites import Origin
 from quantc.patterns import aten
 from quantc.patterns.dsl import OpPattern, Pattern, op
-from quantc.patterns.match import Match
 from quantc.patterns.operand_patterns import Leaf, const, leaf
+from quantc.patterns.rule import Match
 from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.formats import Offer
 

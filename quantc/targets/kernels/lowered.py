@@ -30,7 +30,7 @@ from quantc.targets.kernels.compiled_islands import compile_islands
 from quantc.targets.kernels.input_checks import check_device, check_gradients
 from quantc.targets.kernels.kernel_table import kernels_for
 from quantc.targets.kernels.memory import Memory, memory_of
-from quantc.targets.kernels.one_op import RUN_LOWERED, portable_module, register_module
+from quantc.targets.kernels.module_as_op import RUN_LOWERED, portable_module, register_module
 from quantc.targets.kernels.program_race import fastest, race
 from quantc.targets.kernels.replay import Replayed
 from quantc.targets.kernels.running_form import PLACING, Choosing, run_on_kernels, split

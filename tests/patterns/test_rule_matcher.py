@@ -22,7 +22,7 @@ from quantc.patterns import (
     value,
 )
 from quantc.patterns import aten as v
-from quantc.patterns.match import Matcher
+from quantc.patterns.rule_matcher import Matcher
 from tests.support.pattern_graphs import Build, found, refused
 
 

@@ -8,7 +8,7 @@ import torch
 from quantc.errors import PatternError
 from quantc.patterns import Pattern, Rule, any_of, const, op, optional, result, shared
 from quantc.patterns import aten as v
-from quantc.patterns.compiled import children, compile_pattern, reachable
+from quantc.patterns.compile_pattern import children, compile_pattern, reachable
 from quantc.patterns.matcher_nodes import OpCore
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quantc.observe.buckets import Cells, Floats, cells_of, count_buckets
-from quantc.observe.smooth import Tail, best_ends, best_reach, between_neighbours, grid_of, two_tails
+from quantc.observe.range_costs import Tail, best_ends, best_reach, between_neighbours, grid_of, two_tails
 from quantc.spec.spec import INT8, QuantSpec
 
 SYMMETRIC = INT8.but(dtype="int4", scheme="symmetric")

@@ -7,8 +7,8 @@ import pytest
 from quantc.errors import PatternError
 from quantc.patterns import MatchSet, Rule, any_of, optional
 from quantc.patterns import aten as v
-from quantc.patterns.match import Admission
-from quantc.patterns.match_set import Index
+from quantc.patterns.program_matches import Index
+from quantc.patterns.rule_matcher import Admission
 from tests.support.pattern_graphs import Build, conv_block, table_of
 
 

@@ -27,10 +27,10 @@ from quantc.patterns.dsl import (
     Shared,
     open_operand,
 )
-from quantc.patterns.matcher import Core
 from quantc.patterns.matcher_nodes import AltCore, ItemsCore, LeafCore, LiteralCore, OpCore
 from quantc.patterns.op_names import op_target
 from quantc.patterns.operand_patterns import ANYTHING, Leaf, LiteralValue
+from quantc.patterns.pattern_search import Core
 
 GETITEM_ROWS: tuple[tuple[str, Any], ...] = (("a", None), ("b", None))
 

@@ -9,7 +9,7 @@ from torch import fx
 
 from quantc.errors import QuantcError
 from quantc.ir.program import Program
-from quantc.patterns.matcher import Search
+from quantc.patterns.pattern_search import Search
 from quantc.patterns.refusals import Cause, Condition, NotFree, Said, UsedElsewhere
 from quantc.patterns.rule import Match, Predicate, Refusal, Rule, claimed_cause
 

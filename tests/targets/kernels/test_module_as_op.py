@@ -15,7 +15,7 @@ import quantc as qc
 from quantc.errors import QuantcError
 from quantc.ir.program import Program
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.one_op import RUN_LOWERED, register_module
+from quantc.targets.kernels.module_as_op import RUN_LOWERED, register_module
 from tests.support.lowered_nets import dynamic_program, image, same, static_program
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch import fx
 
 from quantc.ir.program import Program
-from quantc.patterns.match import EVERYTHING, Admission, Matcher
 from quantc.patterns.rule import Match, Refusal, Rule, Rules
+from quantc.patterns.rule_matcher import EVERYTHING, Admission, Matcher
 
 
 @dataclass(frozen=True, eq=False)

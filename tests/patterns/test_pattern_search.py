@@ -11,7 +11,7 @@ from torch import fx
 from quantc.patterns import Pattern, op
 from quantc.patterns import aten as v
 from quantc.patterns.dsl import Operand
-from quantc.patterns.matcher import Core, NodeCore, Search
+from quantc.patterns.pattern_search import Core, NodeCore, Search
 from quantc.patterns.refusals import Cause, Said
 from tests.support.pattern_graphs import Build, refused
 
