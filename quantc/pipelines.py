@@ -15,8 +15,11 @@ from quantc.targets.target import TARGETS
 
 
 def inference() -> Pipeline:
-    """Tidy a model for inference: one spelling for each op, no dropout, constants folded, batch norms fused."""
-    return Pipeline.parse("sink-constants,canonicalize,strip-dropout,fold-constants,fuse,eliminate-dead")
+    """Tidy a model for inference: one spelling for each op, no dropout, constants folded, written activations and batch
+    norms fused."""
+    return Pipeline.parse(
+        "sink-constants,canonicalize,strip-dropout,fold-constants,fuse-activations,fuse,eliminate-dead"
+    )
 
 
 def prepare(backend: Any, config: QuantConfig | None = None, allow_empty: bool = False) -> Pipeline:
@@ -35,7 +38,7 @@ def training(backend: Any, config: QuantConfig | None = None, allow_empty: bool 
     kept = (keep if isinstance(step, FoldConstants) else _with_dropout(step) for step in steps)
     fake = InsertFakeQuantize(untrained="allow" if allow_empty else "refuse")
     tidy = Pipeline.parse("sink-constants{purpose=training},canonicalize").then(keep)
-    return tidy.then(Pipeline.parse("detach-norms,eliminate-dead"), *kept, fake)
+    return tidy.then(Pipeline.parse("fuse-activations,detach-norms,eliminate-dead"), *kept, fake)
 
 
 def _with_dropout(step: Pass) -> Pass:

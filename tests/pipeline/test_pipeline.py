@@ -97,7 +97,15 @@ def test_a_name_for_both_a_pass_and_a_pipeline_is_refused() -> None:
 
 def test_inference_is_a_value_and_a_name() -> None:
     pipeline = pipelines.inference()
-    passes = ("sink-constants", "canonicalize", "strip-dropout", "fold-constants", "fuse", "eliminate-dead")
+    passes = (
+        "sink-constants",
+        "canonicalize",
+        "strip-dropout",
+        "fold-constants",
+        "fuse-activations",
+        "fuse",
+        "eliminate-dead",
+    )
     assert pipeline.names == passes
     assert Pipeline.parse("inference") == pipeline
     assert "fuse" not in pipeline.without("fuse").names
