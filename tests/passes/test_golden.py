@@ -3,7 +3,7 @@
 A file holds the program before, a line of `=====`, the program after, and what the pass says of it in comments. Comments
 before the first program say what the case is about; one that reads `run: fold-constants{max-growth-bytes=0}` is the
 pipeline, where that is not the folder's name, and `calibrated, then: quantize` what runs once the program has seen its
-example inputs; `trained, then: remove-fake-quantize` is the same for a program that trains. The plan, where there is one, is in comments too. Digests are left out of the programs: the constants are made from their
+example inputs, and a few batches like them where it fits weights; `trained, then: remove-fake-quantize` is the same for a program that trains. The plan, where there is one, is in comments too. Digests are left out of the programs: the constants are made from their
 names and types, and the numbers are compared.
 
 `python -m tests.passes.test_golden` writes every text after `=====` anew: read the difference before committing it.

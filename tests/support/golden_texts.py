@@ -9,6 +9,7 @@ from pathlib import Path
 from quantc.hooks import Guard, Truth, Verify
 from quantc.ir.program import Program
 from quantc.pipeline.pipeline import Pipeline
+from quantc.recover.fitting import FittingPass
 from tests.support.paths import TESTS
 from tests.support.small_backend import SMALL
 from tests.support.text_programs import program_of, see
@@ -47,7 +48,7 @@ class Golden:
         self.pipeline.run(program, [Truth(), Verify(), guard])
         plan = "" if self.then else str(program.plan)
         if self.then:
-            see(program)
+            see(program, "recover" if any(isinstance(step, FittingPass) for step in self.then) else None)
             self.then.run(program, [Truth(), Verify(), guard])
         notes = [f"# {note}\n" for entry in program.log for note in entry.notes]
         notes += [f"# {line}\n" for line in plan.splitlines()]

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, fx, nn
 
 import quantc as qc
-from quantc.annotate.quantizer import Backend, TableQuantizer, mode_config
+from quantc.annotate.quantizer import Backend, mode_config, quantizer_of
 from quantc.backends.qnnpack import QNNPACK
 from quantc.backends.x86 import X86
 from quantc.calibration.collect import Collect
 from quantc.ir.program import Program
+from quantc.recover.layers import Layer, layers_of
 from quantc.spec.capability import Capability
 from quantc.spec.formats import DType, PerChannel, PerGroup, PerTensor, Role, Scheme, Timing
-from quantc.spec.spec import QuantSpec
+from quantc.spec.spec import INT8_WEIGHT, QuantSpec
 
 aten = torch.ops.aten
 LAYERS = {aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default}
@@ -35,6 +36,8 @@ TAKES = (
     ),
 )
 
+INT4_WEIGHT = INT8_WEIGHT.but(dtype=DType.INT4)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -50,7 +53,7 @@ class Case:
         """Prepared, calibrated and collected from."""
         model = nn.Sequential(self.layer).eval()
         captured = qc.capture(model, (self.batches[0],), method="fx", dynamic_shapes=None)
-        config = None if self.mode == "static" else mode_config(TableQuantizer(self.backend), self.mode)
+        config = None if self.mode == "static" else mode_config(quantizer_of(self.backend), self.mode)
         program = qc.prepare(captured, self.backend, config=config)
         qc.calibrate(program, self.batches, collect=ALL_ROWS, progress="silent")
         return program
@@ -217,3 +220,31 @@ def _output(target: Any, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any
         **{name: each.double() if isinstance(each, Tensor) else each for name, each in kwargs.items()},
     )
     return found
+
+
+def layer_of(program: Program) -> Layer:
+    """The only layer of a program, as fitting passes see it."""
+    (layer,) = layers_of(program, "auto")
+    assert isinstance(layer, Layer), layer
+    return layer
+
+
+def linear_case(
+    spec: QuantSpec = INT4_WEIGHT,
+    backend: Backend = QNNPACK,
+    *,
+    inputs: int = 24,
+    outputs: int = 6,
+    bias: bool = True,
+    seed: int = 0,
+) -> Case:
+    """A linear on inputs that depend on each other and are not about zero, where fitting pays."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    with torch.no_grad():
+        for each in layer.parameters():
+            each.copy_(torch.randn(each.shape, generator=generator))
+    mix = torch.randn(inputs, inputs, generator=generator) / inputs**0.5
+    batches = [torch.randn(32, inputs, generator=generator) @ mix + 0.5 for _ in range(6)]
+    backend = replace(backend, takes=TAKES, roles={**backend.roles, "weight": spec})
+    return Case(f"linear {spec}", layer, batches, backend)

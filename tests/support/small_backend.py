@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quantc.annotate.quantizer import Backend
 from quantc.ir.decisions import Fixed
 from quantc.patterns import aten
@@ -9,6 +11,7 @@ from quantc.patterns.dsl import optional
 from quantc.patterns.operand_patterns import const
 from quantc.patterns.table import Rule, RuleTable
 from quantc.pipeline.registry import BACKENDS
+from quantc.spec.formats import DType
 from quantc.spec.spec import INT8_WEIGHT, UINT8
 
 SMALL = Backend(
@@ -33,4 +36,12 @@ SMALL = Backend(
     summary="a few rules, for tests",
 )
 
-BACKENDS.register(SMALL.name, SMALL)
+SMALL4 = replace(
+    SMALL,
+    name="small4",
+    roles={**SMALL.roles, "weight": INT8_WEIGHT.but(dtype=DType.INT4)},
+    summary="weights of 4 bits",
+)
+
+for each in (SMALL, SMALL4):
+    BACKENDS.register(each.name, each)

@@ -31,12 +31,22 @@ def inputs_of(program: Program) -> tuple[Tensor, ...]:
     return tuple(program.example_inputs)
 
 
-def see(program: Program) -> None:
-    """Let a program see its example inputs."""
+def see(program: Program, collect: str | None = None) -> None:
+    """Let a program see its example inputs; to collect statistics, others of their types beside them."""
     if program.is_live:
         program(*program.example_inputs or ())
-    else:
+    elif collect is None:
         calibrate(program, [program.example_inputs])
+    else:
+        calibrate(program, [_inputs(program, f"{number}") for number in range(BATCHES)], collect=collect)
+
+
+def _inputs(program: Program, seed: str) -> tuple[Tensor, ...]:
+    kinds = [(row.name, row.type) for row in program.signature.inputs]
+    return tuple(example(f"{name}{seed}", kind) for name, kind in kinds if kind is not None)
+
+
+BATCHES = 4
 
 
 SIZE = 2

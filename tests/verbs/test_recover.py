@@ -1,0 +1,120 @@
+"""The verb: what it takes and refuses, what it leaves alone, and that what it found is kept in files and text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quantc as qc
+from quantc.errors import CalibrationError, PipelineError
+from quantc.ir.program import Program
+from quantc.text.digests import constants
+from tests.support.recovery import linear_case
+
+
+def bits(program: Program) -> dict[str, list[float]]:
+    return {str(site): tensor.flatten().tolist() for site, tensor in program.plan.fitted.items()}
+
+
+def converted_bits(program: Program) -> dict[str, list[float]]:
+    root = qc.convert(program).root
+    return {name: tensor.double().flatten().tolist() for name, tensor in root.state_dict().items()}
+
+
+def test_it_gives_another_program_that_computes_what_it_did() -> None:
+    case = linear_case()
+    program = case.prepared()
+    before = program.dump("text")
+    better = qc.recover(program, progress="silent")
+    assert program.dump("text") == before
+    assert program.plan.fitted == {}
+    assert torch.equal(better(case.batches[0]), program(case.batches[0]))
+    fitted, plain = (qc.convert(each)(case.batches[1]) for each in (better, program))
+    error = [float((each - program(case.batches[1])).detach().square().mean()) for each in (fitted, plain)]
+    assert error[0] < error[1]
+    assert better.log[-1].judgments
+
+
+def test_progress_counts_layers() -> None:
+    told: list[tuple[int, int | None]] = []
+    qc.recover(linear_case().prepared(), "round", progress=lambda done, total: told.append((done, total)))
+    assert [done for done, _ in told if done] == [1]
+
+
+def test_hooks_are_called() -> None:
+    timing = qc.hooks.Timing()
+    qc.recover(linear_case().prepared(), "rescale,correct-bias", progress="silent", hooks=[timing])
+    assert "rescale" in str(timing)
+
+
+def test_what_was_fitted_is_in_files_and_text(tmp_path: Path) -> None:
+    case = linear_case()
+    better = qc.recover(case.prepared(), progress="silent")
+    path = tmp_path / "fitted.qc"
+    better.save(path)
+    loaded = qc.load(path)
+    assert isinstance(loaded, Program)
+    parsed = qc.parse(better.dump("text"), constants(better))
+    assert bits(loaded) == bits(parsed) == bits(better)
+    assert converted_bits(loaded) == converted_bits(better)
+    assert better.dump("text") == loaded.dump("text")
+    assert parsed.dump("text") == better.dump("text")
+
+
+def test_what_it_refuses() -> None:
+    case = linear_case()
+    captured = qc.capture(nn.Sequential(case.layer).eval(), (case.batches[0],))
+    with pytest.raises(CalibrationError, match="was not prepared"):
+        qc.recover(captured)
+    prepared = qc.prepare(captured, "x86")
+    with pytest.raises(CalibrationError, match="nothing was collected of what the layers of"):
+        qc.recover(prepared)
+    with pytest.raises(CalibrationError, match="was prepared to be trained"):
+        qc.recover(qc.prepare(captured, "x86", qat=True))
+    ready = case.prepared()
+    with pytest.raises(PipelineError, match="eliminate-dead is no pass that fits or transforms weights"):
+        qc.recover(ready, "round,eliminate-dead")
+    with pytest.raises(qc.QuantcError, match="fitted"):
+        qc.recover(qc.convert(ready))
+    with pytest.raises(qc.QuantcError):
+        qc.recover(nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_quantize_fits_where_asked() -> None:
+    case = linear_case()
+    model = nn.Sequential(case.layer).eval()
+    plain, again, fitted, text = (
+        qc.quantize(model, (case.batches[0],), case.batches, backend="x86", recover=recover)
+        for recover in (False, False, True, "correct-bias")
+    )
+    assert converted_bits(plain.prepared) == converted_bits(again.prepared)
+    assert plain.report.recovery is None
+    assert fitted.report.recovery is not None
+    assert [name for name, _ in fitted.report.recovery.passes] == ["rescale", "round", "correct-bias"]
+    assert text.report.recovery is not None
+    assert [name for name, _ in text.report.recovery.passes] == ["correct-bias"]
+    assert "kept" in str(fitted.report)
+    data = json.loads(fitted.report.to_json())
+    assert data["recovery"][1]["sites"][0]["fate"] == "kept"
+    assert "weights fitted to the data" in fitted.report.to_html()
+    assert [step.name for step in fitted.report.steps] == [
+        "capture",
+        "prepare",
+        "calibrate",
+        "recover",
+        "convert",
+        "compare",
+    ]
+
+
+def test_quantize_without_data_cannot_fit() -> None:
+    def run(batches: list[Tensor] | None) -> None:
+        model = nn.Sequential(nn.Linear(4, 4)).eval()
+        qc.quantize(model, (torch.zeros(1, 4),), batches, backend="x86", mode="dynamic", recover=True)
+
+    with pytest.raises(CalibrationError, match="weights are fitted to what their layers read"):
+        run(None)
