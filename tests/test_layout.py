@@ -140,11 +140,6 @@ WITHOUT = {
     "flows/executorch/exir.py",
 }
 """Modules without a test file of their own; tests of their callers hold them."""
-AWAITED = {
-    *(f"passes/{name}.py" for name in ("correct_bias", "rescale", "round")),
-    *("inspect/recovery_report.py", "ir/judgment.py", "qdq/fitted_constants.py", "verbs/recover.py"),
-}
-"""Modules of recovery that have tests by feature; a package `recover` is not looked at either until they have them by path."""
 HOMES = {"support": "engine_support"}
 """Folders of tests that have another name than the package: `tests/support` holds what tests share."""
 
@@ -159,8 +154,7 @@ def test_tests_are_found_by_path() -> None:
     homes = [path.relative_to(ROOT) for path in modules]
     inner = [home.relative_to("quantc") if home.parts[0] == "quantc" else home for home in homes]
     missing = {module.as_posix() for module in inner if not home_of_tests(module).is_file()}
-    awaited = {module for module in missing if module in AWAITED or module.startswith("recover/")}
-    assert missing - awaited == WITHOUT
+    assert missing == WITHOUT
     assert len(missing) <= (1 - MIN_SHARE) * len(inner)
 
 
