@@ -47,7 +47,7 @@ def test_every_public_name_is_found_in_a_fresh_process() -> None:
 
 def test_a_module_does_not_replace_a_function_of_its_name() -> None:
     in_fresh_process(
-        "import warnings\nwarnings.simplefilter('ignore')\nimport quantc, quantc.capture.attempt, quantc.parse\n"
+        "import warnings\nwarnings.simplefilter('ignore')\nimport quantc, quantc.capture.capture_attempt, quantc.parse\n"
         "assert quantc.capture.__name__ == 'capture' and quantc.parse.__name__ == 'parse'"
     )
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 import quantc as qc
 from quantc.annotate.quantizer import mode_config, quantizer_of
 from quantc.bench import engines, mobile
-from quantc.bench.built import Built
+from quantc.bench.contender_build import Built
 from quantc.bench.models import Task
 from quantc.bench.race import EAGER
 from quantc.errors import MissingDependencyError, QuantcError, UnknownNameError, suggest

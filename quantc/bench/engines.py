@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.bench.built import Built
+from quantc.bench.contender_build import Built
 from quantc.bench.models import Inputs, Task
 from quantc.targets.onnx.sessions import OnnxRuntime, as_array, as_tensor
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from quantc.bench.built import Built
+from quantc.bench.contender_build import Built
 from quantc.bench.contenders import Contender, constants_frozen
 from quantc.bench.floor import Floor, kernel_floor
 from quantc.bench.models import Task

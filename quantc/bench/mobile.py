@@ -10,7 +10,7 @@ import torch
 
 import quantc as qc
 from quantc.annotate.quantizer import mode_config, quantizer_of
-from quantc.bench.built import Built
+from quantc.bench.contender_build import Built
 from quantc.bench.models import Task
 from quantc.ir.program import Program
 from quantc.targets.executorch.lazy_imports import XNNPACK, quiet, runtime

@@ -26,7 +26,7 @@ def check_backend(
     The target of the same name takes part: its invariants are held, and programs are lowered to it. Quantizers, targets,
     passes and observations are checked as well, on example programs.
     """
-    from quantc.testing.kit import check_backend as check
+    from quantc.testing.backend_checks import check_backend as check
 
     found = check(_plugin(name), progress="auto")
     typer.echo(found.to_json() if as_json else str(found))

@@ -11,7 +11,7 @@ PUBLIC_MODULES = (
     "quantc",
     "quantc.annotate.annotator",
     "quantc.backends.x86",
-    "quantc.bench.built",
+    "quantc.bench.contender_build",
     "quantc.bench.contenders",
     "quantc.bench.floor",
     "quantc.bench.measure",

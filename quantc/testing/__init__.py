@@ -5,8 +5,8 @@ from quantc.testing import check_backend
 check_backend(MY_BACKEND).raise_if_failed()
 """
 
+from quantc.testing.backend_checks import check_backend
 from quantc.testing.conformance import Check, Conformance, Row
 from quantc.testing.example_programs import Example
-from quantc.testing.kit import check_backend
 
 __all__ = ["Check", "Conformance", "Example", "Row", "check_backend"]

@@ -24,7 +24,7 @@ from quantc.targets.executorch.artifact import Pte
 from quantc.targets.executorch.executorch_lowering import lower
 from quantc.testing.conformance import Fault
 from quantc.testing.kernel_checks import FACTORS, MAX_STEPS, KernelReport, Specs, rows_of, specs_of_modes
-from quantc.testing.trial import Subject, Trial, scale_inputs, trials_of
+from quantc.testing.rule_trial import Subject, Trial, scale_inputs, trials_of
 from quantc.verbs.convert import convert
 
 DELEGATE = "delegate"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from quantc import pipelines
 from quantc.calibration.loop import calibrate
 from quantc.ir.program import Program, Stage
-from quantc.testing.trial import FACTORS, scale_inputs
+from quantc.testing.rule_trial import FACTORS, scale_inputs
 from quantc.verbs.capture import capture
 from quantc.verbs.convert import convert
 from quantc.verbs.prepare import prepare

@@ -11,7 +11,7 @@ from quantc.ir.program import Program
 from quantc.ir.types import tensor_type
 from quantc.qdq.ops import is_dequantize
 from quantc.testing.conformance import Fault
-from quantc.testing.trial import Trial, calibrate_trial
+from quantc.testing.rule_trial import Trial, calibrate_trial
 from quantc.verbs.convert import convert
 
 INTEGER = "integer"

@@ -33,8 +33,8 @@ from quantc.targets.kernels.lowered import Lowered, lower
 from quantc.testing.conformance import Fault
 from quantc.testing.integer_checks import reading_floats
 from quantc.testing.loose_pairs import loose_pairs
+from quantc.testing.rule_trial import Subject, Trial, calibrate_trial, scale_inputs, trials_of
 from quantc.testing.technique_checks import asked_for, specs_of
-from quantc.testing.trial import Subject, Trial, calibrate_trial, scale_inputs, trials_of
 from quantc.verbs.convert import convert
 
 KERNEL = "kernel"

@@ -20,7 +20,7 @@ from quantc.spec.formats import PerChannel
 from quantc.spec.spec import FLOAT32_DIGITS, QuantSpec
 from quantc.testing.arguments import BATCH
 from quantc.testing.conformance import Fault
-from quantc.testing.trial import UNSEEN, Trial, quantize_trial, quantizer_for, run, scale_inputs, sqnr, values_of
+from quantc.testing.rule_trial import UNSEEN, Trial, quantize_trial, quantizer_for, run, scale_inputs, sqnr, values_of
 from quantc.verbs.prepare import prepare
 
 DB_A_BIT = 2.5

@@ -17,8 +17,8 @@ from quantc.spec.spec import name_of
 from quantc.support.optional_dependency import is_installed
 from quantc.testing.conformance import Fault
 from quantc.testing.kernel_checks import FACTORS, OTHERS, RUN_TIME_ERROR, specs_of_modes
+from quantc.testing.rule_trial import Trial, calibrate_trial, scale_inputs
 from quantc.testing.technique_checks import asked_for
-from quantc.testing.trial import Trial, calibrate_trial, scale_inputs
 from quantc.verbs.convert import convert
 
 ONNX = "onnx"

@@ -18,7 +18,7 @@ from quantc.ir.types import rank_of
 from quantc.spec.formats import PerChannel, Role, Scheme, Timing
 from quantc.testing.conformance import Fault
 from quantc.testing.qdq_formats import Form, argument_names, forms, read_form, yielded_form
-from quantc.testing.trial import Trial
+from quantc.testing.rule_trial import Trial
 
 
 def operands(trial: Trial) -> list[Fault] | None:

@@ -18,7 +18,7 @@ from quantc.testing.conformance import Check, Conformance, Fault, Ledger, raised
 from quantc.testing.example_programs import Example, feed, float_programs
 from quantc.testing.number_checks import DB_A_BIT, db_for_scales
 from quantc.testing.qdq_formats import argument_names, forms
-from quantc.testing.trial import UNSEEN, run, scale_inputs, sqnr
+from quantc.testing.rule_trial import UNSEEN, run, scale_inputs, sqnr
 from quantc.verbs.convert import convert
 from quantc.verbs.prepare import prepare
 

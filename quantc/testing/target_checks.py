@@ -23,7 +23,7 @@ from quantc.targets.target import Target
 from quantc.testing.conformance import TARGET, Check, Conformance, Fault, Ledger, raised
 from quantc.testing.example_programs import Example, feed, float_programs
 from quantc.testing.number_checks import DB_A_BIT
-from quantc.testing.trial import Subject, calibrate_trial, sqnr, trials_of
+from quantc.testing.rule_trial import Subject, calibrate_trial, sqnr, trials_of
 from quantc.verbs.prepare import prepare
 
 NOUN = "target"

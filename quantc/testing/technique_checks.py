@@ -23,7 +23,7 @@ from quantc.spec.formats import DType, Offer, PerGroup, PerToken, Role, Timing
 from quantc.spec.spec import QuantSpec, name_of
 from quantc.testing.conformance import Fault
 from quantc.testing.number_checks import DB_A_BIT
-from quantc.testing.trial import Trial, calibrate_trial, quantizer_for, run, scale_inputs, sqnr, values_of
+from quantc.testing.rule_trial import Trial, calibrate_trial, quantizer_for, run, scale_inputs, sqnr, values_of
 from quantc.verbs.convert import convert
 from quantc.verbs.prepare import prepare
 

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from quantc.capture.argument_checks import check_examples, check_model
-from quantc.capture.attempt import attempt
+from quantc.capture.capture_attempt import attempt
 from quantc.capture.capture_request import AUTO, Request
 from quantc.capture.cast_model import as_dtype, cast
 from quantc.capture.constant_names import name_literals

@@ -13,7 +13,7 @@ from quantc.errors import AnnotationError, SpecError
 from quantc.flows.fake_quantize import FakeQuantize
 from quantc.flows.observers import MinMaxObserver, PerChannelMinMaxObserver
 from quantc.flows.pt2e import QuantizationAnnotation, QuantizationSpec, Quantizer, convert_pt2e, prepare_pt2e
-from quantc.flows.pt2e.observing import plain_observer
+from quantc.flows.pt2e.group_observers import plain_observer
 from quantc.ir.program import Program, Stage
 from quantc.qat.removal import fake_quantizers
 from quantc.spec.numerics import to_significant_bits

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quantc.bench.built import Built
+from quantc.bench.contender_build import Built
 from quantc.bench.contenders import Contender, chosen
 from quantc.bench.measure import Outcome, measure, why
 from quantc.bench.models import Task

@@ -18,7 +18,7 @@ from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.pipeline.registry import BACKENDS
 from quantc.spec.formats import Offer
-from quantc.testing.trial import Trial
+from quantc.testing.rule_trial import Trial
 from tests.support.integer_oracle_judge import MAX_FLIPS, Judge
 from tests.support.integer_oracle_models import kit_trials, varied
 

@@ -15,7 +15,7 @@ import quantc.nn.fake_quantize as own_fakes
 import quantc.nn.observers as own_observers
 import quantc.nn.qconfig as own_qconfigs
 from quantc.errors import ObservationError, SpecError
-from quantc.flows.foreign import ObservedBy, has_seen, spec_of
+from quantc.flows.foreign_observers import ObservedBy, has_seen, spec_of
 from quantc.nn.constructors import Constructor
 from quantc.spec.formats import DType, PerChannel, PerTensor, Role, Scheme, Timing
 from quantc.spec.observation import Observation

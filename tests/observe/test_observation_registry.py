@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.ao.quantization.observer import MinMaxObserver
 
 from quantc.errors import PluginError, SpecError
-from quantc.flows.foreign import ObservedBy
+from quantc.flows.foreign_observers import ObservedBy
 from quantc.observe import (
     OBSERVATIONS,
     Histogram,

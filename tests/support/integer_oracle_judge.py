@@ -16,7 +16,7 @@ from quantc.calibration.interpreter import Runner
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.qdq.ops import is_quantize
-from quantc.testing.trial import FACTORS, Trial, scale_inputs
+from quantc.testing.rule_trial import FACTORS, Trial, scale_inputs
 from tests.support.integer_oracle import Oracle, plain
 from tests.support.integer_oracle_sums import Reals
 from tests.support.integer_oracle_values import Exact, Steps

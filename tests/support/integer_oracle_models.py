@@ -20,8 +20,8 @@ from quantc.patterns.table import Rule
 from quantc.pipeline.registry import BACKENDS
 from quantc.spec.formats import Role
 from quantc.testing.choices import NoExampleError
+from quantc.testing.rule_trial import Standing, Subject, Trial
 from quantc.testing.synthesis import Model, Sketch, models_of
-from quantc.testing.trial import Standing, Subject, Trial
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Changes = dict[str, Any]

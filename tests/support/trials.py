@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 from quantc.annotate.quantizer import Backend
-from quantc.testing.trial import Subject, Trial, trials_of
+from quantc.testing.rule_trial import Subject, Trial, trials_of
 from tests.support.faulty_backends import FAULTY, GOOD, Faulty
 from tests.support.faulty_techniques import TECHNIQUES
 

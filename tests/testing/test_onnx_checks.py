@@ -11,7 +11,7 @@ from torch import Tensor
 from quantc.errors import QuantcError
 from quantc.targets.onnx import onnx_module
 from quantc.testing.onnx_checks import onnx_form
-from quantc.testing.trial import Trial
+from quantc.testing.rule_trial import Trial
 from tests.support.faulty_backends import GOOD
 from tests.support.trials import good_trial, trials
 

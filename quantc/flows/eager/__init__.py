@@ -4,6 +4,18 @@ The names are those of `torch.quantization` (now `torch.ao.quantization`), over 
 passes in silence there is an error or a warning here, with the module it is about.
 """
 
+from quantc.flows.eager.attach_observers import (
+    _add_observer_,
+    _get_observer_dict,
+    _observer_forward_hook,
+    _observer_forward_pre_hook,
+    _register_activation_post_process_hook,
+    _remove_qconfig,
+    add_observer,
+    add_observer_,
+    get_observer_dict,
+    register_activation_post_process_hook,
+)
 from quantc.flows.eager.convert import convert, swap_module
 from quantc.flows.eager.faults import (
     CHECKS,
@@ -47,18 +59,6 @@ from quantc.flows.eager.mappings import (
     get_quantized_operator,
     get_static_quant_module_class,
     no_observer_set,
-)
-from quantc.flows.eager.observing import (
-    _add_observer_,
-    _get_observer_dict,
-    _observer_forward_hook,
-    _observer_forward_pre_hook,
-    _register_activation_post_process_hook,
-    _remove_qconfig,
-    add_observer,
-    add_observer_,
-    get_observer_dict,
-    register_activation_post_process_hook,
 )
 from quantc.flows.eager.prepare import prepare, prepare_qat
 from quantc.flows.eager.propagate import (

@@ -8,12 +8,12 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from quantc.flows.eager.attach_observers import FUNCTIONALS, is_observer_like, observer_of
 from quantc.flows.eager.faults import MISSING_STUB, MODE, NO_EFFECT, NOT_OBSERVED, REUSED, Fault, NoStaticFormError
 from quantc.flows.eager.fusers import FUSER_METHODS
-from quantc.flows.eager.ledger import Ledger
-from quantc.flows.eager.observing import FUNCTIONALS, is_observer_like, observer_of
+from quantc.flows.eager.layer_runs import Ledger
 from quantc.flows.eager.propagate import is_dynamic, qconfig_of
-from quantc.flows.foreign import has_seen, inner
+from quantc.flows.foreign_observers import has_seen, inner
 from quantc.nn import quantizable
 from quantc.nn.intrinsic import _FusedModule
 from quantc.nn.observers import WithoutRange

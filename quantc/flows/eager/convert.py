@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from quantc.errors import QuantcError
 from quantc.flows.eager import checks
+from quantc.flows.eager.attach_observers import FUNCTIONALS, is_observer_hook, observer_of, one_device, remove_qconfig
 from quantc.flows.eager.faults import (
     Accept,
     NothingQuantizedError,
@@ -22,17 +23,16 @@ from quantc.flows.eager.faults import (
     accepted_checks,
     settle,
 )
-from quantc.flows.eager.ledger import HOOKS, Ledger, ledger_of, unwatch
+from quantc.flows.eager.layer_runs import HOOKS, Ledger, ledger_of, unwatch
 from quantc.flows.eager.mappings import (
     get_default_custom_config_dict,
     get_default_dynamic_quant_module_mappings,
     get_default_static_quant_module_mappings,
     reference_refused,
 )
-from quantc.flows.eager.observing import FUNCTIONALS, is_observer_hook, observer_of, one_device, remove_qconfig
 from quantc.flows.eager.propagate import is_dynamic, qconfig_of
-from quantc.flows.eager.trial import trained_limits, try_out
-from quantc.flows.foreign import has_seen
+from quantc.flows.eager.trial_run import trained_limits, try_out
+from quantc.flows.foreign_observers import has_seen
 from quantc.nn.intrinsic import _FusedModule
 from quantc.nn.observers import UnobservedWarning
 from quantc.nn.quantized.modules.linear import Quantize

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from quantc.flows.eager import checks
-from quantc.flows.eager.adopting import adopt
+from quantc.flows.eager.adopt_modules import adopt
 
 
 class _Reading(TorchFunctionMode):

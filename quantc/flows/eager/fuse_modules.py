@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from quantc.errors import UnknownNameError, suggest
-from quantc.flows.eager.adopting import adopt
+from quantc.flows.eager.adopt_modules import adopt
 from quantc.flows.eager.faults import MODE, Fault, LostHookWarning, as_error, settle
 from quantc.flows.eager.fusers import FusionError, get_fuser_method
 

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from quantc.flows.eager import checks
-from quantc.flows.eager.adopting import adopt
+from quantc.flows.eager.adopt_modules import adopt
+from quantc.flows.eager.attach_observers import add_observer, get_observer_dict, is_observer_like
 from quantc.flows.eager.convert import swap_modules
 from quantc.flows.eager.faults import (
     MODE,
@@ -20,13 +21,12 @@ from quantc.flows.eager.faults import (
     accepted_checks,
     settle,
 )
-from quantc.flows.eager.ledger import ledger_of, watch
+from quantc.flows.eager.layer_runs import ledger_of, watch
 from quantc.flows.eager.mappings import (
     get_default_custom_config_dict,
     get_default_qat_module_mappings,
     get_default_qconfig_propagation_list,
 )
-from quantc.flows.eager.observing import add_observer, get_observer_dict, is_observer_like
 from quantc.flows.eager.propagate import own_qconfigs, propagate_qconfig_
 
 SET_ONE = 'give the model a qconfig first: model.qconfig = get_default_qconfig("x86")'

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from quantc.errors import ConfigError
-from quantc.flows.eager.adopting import adopt
+from quantc.flows.eager.adopt_modules import adopt
+from quantc.flows.eager.attach_observers import is_childless, remove_qconfig
 from quantc.flows.eager.convert import convert, swap_module, swap_modules
 from quantc.flows.eager.faults import Accept, NothingQuantizedError
 from quantc.flows.eager.mappings import get_default_dynamic_quant_module_mappings
-from quantc.flows.eager.observing import is_childless, remove_qconfig
 from quantc.flows.eager.prepare import prepare, prepare_qat
 from quantc.flows.eager.propagate import propagate_qconfig_, qconfig_of
 from quantc.nn.qconfig import (

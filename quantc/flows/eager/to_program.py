@@ -12,13 +12,18 @@ from torch import Tensor, fx, nn
 from quantc.annotate.annotator import Annotator
 from quantc.annotate.quantizer import Backend, Quantizer, finishing_passes, quantizer_of
 from quantc.flows.eager import checks
+from quantc.flows.eager.attach_observers import (
+    FUNCTIONALS,
+    OBSERVER,
+    observer_of,
+    register_activation_post_process_hook,
+)
 from quantc.flows.eager.faults import EagerError, NothingQuantizedError, as_error
 from quantc.flows.eager.fuse_modules import set_module
-from quantc.flows.eager.ledger import ledger_of, unwatch
+from quantc.flows.eager.layer_runs import ledger_of, unwatch
 from quantc.flows.eager.mappings import get_default_static_quant_module_mappings
-from quantc.flows.eager.observing import FUNCTIONALS, OBSERVER, observer_of, register_activation_post_process_hook
 from quantc.flows.eager.propagate import qconfig_of
-from quantc.flows.foreign import ObservedBy, spec_of
+from quantc.flows.foreign_observers import ObservedBy, spec_of
 from quantc.ir.decisions import Quantize
 from quantc.ir.plan import Group, Source
 from quantc.ir.program import LogEntry, Program, Stage

@@ -1,6 +1,6 @@
 """BackendConfig and what it is made of: which patterns a backend runs, and in which formats.
 
-It is another way to write down a rule table (`quantc.flows.fx.translating`); torch's own configs are read in the same way.
+It is another way to write down a rule table (`quantc.flows.fx.backend_config_rules`); torch's own configs are read in the same way.
 """
 
 from __future__ import annotations

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from quantc.flows.fx.choosing import quant_type_of
+from quantc.flows.fx.argument_forms import check_flag, config_of
+from quantc.flows.fx.assign_qconfigs import quant_type_of
+from quantc.flows.fx.backend_config_rules import backend_of
 from quantc.flows.fx.custom_config import ConvertCustomConfig, CustomConfigError
-from quantc.flows.fx.given import check_flag, config_of
 from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation, preserve
 from quantc.flows.fx.observers_in_graph import read, remove
 from quantc.flows.fx.original_weights import original_weights
 from quantc.flows.fx.qconfig_mapping import mapping_of
 from quantc.flows.fx.quantized_module import QuantizedGraphModule
 from quantc.flows.fx.swapped_modules import quantize_modules
-from quantc.flows.fx.translating import backend_of
 from quantc.ir.program import Program
 from quantc.verbs.convert import convert as convert_program
 from quantc.verify.finite_constants import refuse_unsound_module

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quantc.flows.foreign import inner
+from quantc.flows.foreign_observers import inner
 from quantc.flows.fx.custom_config import CustomConfigError, QuantType
 
 SIGNED = (torch.qint8, torch.int8)

@@ -10,11 +10,11 @@ from torch import fx, nn
 
 from quantc import pipelines
 from quantc.errors import ModeError
+from quantc.flows.fx.argument_forms import config_of
+from quantc.flows.fx.backend_config_rules import backend_of
 from quantc.flows.fx.capturing import capture_model
 from quantc.flows.fx.custom_config import FuseCustomConfig
-from quantc.flows.fx.given import config_of
 from quantc.flows.fx.observed_module import preserve
-from quantc.flows.fx.translating import backend_of
 from quantc.ir.dialect import WEIGHTED, is_op, op_name
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType

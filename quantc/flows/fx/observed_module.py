@@ -12,10 +12,10 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from quantc.annotate.quantizer import Backend
-from quantc.flows.fx.choosing import Choice
+from quantc.flows.fx.assign_qconfigs import Choice
 from quantc.flows.fx.custom_config import PrepareCustomConfig
 from quantc.flows.fx.kept_whole import watch_like
-from quantc.flows.fx.native import NATIVE
+from quantc.flows.fx.native_rules import NATIVE
 from quantc.flows.fx.observers_in_graph import Makers, remove
 from quantc.flows.fx.qconfig_mapping import QConfigMapping
 from quantc.ir.program import Program, attribute

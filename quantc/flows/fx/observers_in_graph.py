@@ -10,8 +10,8 @@ from torch import fx, nn
 
 from quantc.calibration.graph_observers import redirect
 from quantc.errors import CalibrationError
-from quantc.flows.foreign import ObservedBy, has_seen, inner
-from quantc.flows.fx.choosing import PREFIX, Choice, is_fixed, is_observer, reuses_input
+from quantc.flows.foreign_observers import ObservedBy, has_seen, inner
+from quantc.flows.fx.assign_qconfigs import PREFIX, Choice, is_fixed, is_observer, reuses_input
 from quantc.ir.decisions import Fixed, Quantize
 from quantc.ir.plan import Claim, Group, Source
 from quantc.ir.program import Program, Stage, attribute

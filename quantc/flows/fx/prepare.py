@@ -6,21 +6,21 @@ from typing import Any
 
 from torch import fx, nn
 
+from quantc.flows.fx.argument_forms import config_of
+from quantc.flows.fx.assign_qconfigs import Choice, quant_type_of
+from quantc.flows.fx.backend_config_rules import backend_of
 from quantc.flows.fx.capturing import capture_model, leaves_of
-from quantc.flows.fx.choosing import Choice, quant_type_of
 from quantc.flows.fx.custom_config import (
     CustomConfigError,
     PrepareCustomConfig,
     StandaloneModuleConfigEntry,
 )
-from quantc.flows.fx.given import config_of
 from quantc.flows.fx.kept_whole import watch
 from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation, preserve
 from quantc.flows.fx.observers_in_graph import Makers, insert
 from quantc.flows.fx.open_sizes import Shapes
 from quantc.flows.fx.qconfig_mapping import QConfigMapping, mapping_of
 from quantc.flows.fx.quantizer import QConfigQuantizer
-from quantc.flows.fx.translating import backend_of
 from quantc.ir.program import Program, attribute
 from quantc.verbs.prepare import prepare as prepare_program
 

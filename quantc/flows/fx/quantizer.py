@@ -17,11 +17,11 @@ from quantc.config.config_rule import ConfigRule
 from quantc.config.resolve import Resolution, Setting
 from quantc.config.selectors import ByNode
 from quantc.errors import SpecError
-from quantc.flows.foreign import inner, spec_of
-from quantc.flows.fx.choosing import MAX_KNOWN, Choice, is_fixed, quant_type_of, reuses_input, rounds
+from quantc.flows.foreign_observers import inner, spec_of
+from quantc.flows.fx.assign_qconfigs import MAX_KNOWN, Choice, is_fixed, quant_type_of, reuses_input, rounds
 from quantc.flows.fx.custom_config import PrepareCustomConfig, QuantType
 from quantc.flows.fx.formats import why_not_format
-from quantc.flows.fx.native import NATIVE, FlowBackend
+from quantc.flows.fx.native_rules import NATIVE, FlowBackend
 from quantc.flows.fx.qconfig_mapping import QConfigMapping
 from quantc.ir.decisions import Fixed, Float, Quantize, SameAs, TensorOutcome
 from quantc.ir.plan import Claim

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from quantc.flows.foreign import ObservedBy, has_seen
-from quantc.flows.fx.choosing import rounds
+from quantc.flows.foreign_observers import ObservedBy, has_seen
+from quantc.flows.fx.assign_qconfigs import rounds
 from quantc.flows.fx.observers_in_graph import Makers
 from quantc.ir.decisions import Quantize
 from quantc.ir.program import TRAINED, Program

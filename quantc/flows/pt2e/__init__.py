@@ -8,6 +8,7 @@ from quantc.flows.pt2e.export_utils import (
     move_exported_model_to_eval,
     move_exported_model_to_train,
 )
+from quantc.flows.pt2e.group_observers import DerivedObserverOrFakeQuantize
 from quantc.flows.pt2e.numeric_debugger import (
     CUSTOM_KEY,
     FROM_NODE_KEY,
@@ -17,7 +18,6 @@ from quantc.flows.pt2e.numeric_debugger import (
     generate_numeric_debug_handle,
     prepare_for_propagation_comparison,
 )
-from quantc.flows.pt2e.observing import DerivedObserverOrFakeQuantize
 from quantc.flows.pt2e.qnnpack_quantizer import QNNPackQuantizer
 from quantc.flows.pt2e.quantize_pt2e import convert_pt2e, convert_to_pt2e, prepare_pt2e, prepare_qat_pt2e
 from quantc.flows.pt2e.quantizer import (

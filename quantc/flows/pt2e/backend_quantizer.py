@@ -16,13 +16,13 @@ from quantc.config.config import QuantConfig
 from quantc.config.config_rule import ConfigRule
 from quantc.config.selectors import AnySelector, ByAll, ByModule, ByNode, ByOp
 from quantc.errors import AnnotationError, ConfigError, suggest
-from quantc.flows.foreign import spec_of
+from quantc.flows.foreign_observers import spec_of
 from quantc.flows.pt2e.annotations import Observed, read_annotations, show
+from quantc.flows.pt2e.exported_program import Correspondence, program_of
 from quantc.flows.pt2e.graph_modules import PATH
+from quantc.flows.pt2e.group_observers import plain_observer
 from quantc.flows.pt2e.left_float import why_left_float
 from quantc.flows.pt2e.module_stacks import paths_of_type
-from quantc.flows.pt2e.observing import plain_observer
-from quantc.flows.pt2e.programs import Correspondence, program_of
 from quantc.flows.pt2e.quantizer import (
     Q_ANNOTATION_KEY,
     EdgeOrNode,

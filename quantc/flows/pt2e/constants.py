@@ -10,7 +10,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx.node import map_arg
 
 from quantc.flows.pt2e.graph_modules import tensor_at
-from quantc.flows.pt2e.writes import written_operands
+from quantc.flows.pt2e.inplace_writes import written_operands
 
 
 class Constants:

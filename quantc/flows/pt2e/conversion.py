@@ -16,9 +16,9 @@ from torch import Tensor, fx
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from quantc.errors import CalibrationError, DataError
-from quantc.flows.foreign import inner, is_observer
+from quantc.flows.foreign_observers import inner, is_observer
 from quantc.flows.pt2e.constants import Constants, overload_of
-from quantc.flows.pt2e.observing import FROM_NODE
+from quantc.flows.pt2e.group_observers import FROM_NODE
 from quantc.qdq.registration import decomposed_ops
 from quantc.spec.torch_dtypes import PER_CHANNEL, PLAIN, integer_range
 

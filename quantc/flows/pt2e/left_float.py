@@ -8,8 +8,8 @@ from torch import fx
 
 from quantc.annotate.left_float import ops_of
 from quantc.annotate.reasons import Reasons, Why
+from quantc.flows.pt2e.exported_program import Correspondence
 from quantc.flows.pt2e.graph_modules import PATH, loop_bodies
-from quantc.flows.pt2e.programs import Correspondence
 from quantc.flows.pt2e.quantizer import Q_ANNOTATION_KEY
 
 NESTED = (

@@ -11,12 +11,12 @@ from quantc.errors import AnnotationError, CalibrationError
 from quantc.flows.pt2e.annotations import Annotations, read_annotations
 from quantc.flows.pt2e.conversion import convert_observers, observer_nodes
 from quantc.flows.pt2e.graph_modules import PATH, check_flag, check_graph_module, finish_module, loop_bodies, own_copy
+from quantc.flows.pt2e.group_observers import insert_observers, make_observers, to_device
+from quantc.flows.pt2e.inplace_writes import name_results
 from quantc.flows.pt2e.norms import fold_norms
-from quantc.flows.pt2e.observing import insert_observers, make_observers, to_device
 from quantc.flows.pt2e.reference import reference_form
 from quantc.flows.pt2e.regions import inline_regions
 from quantc.flows.pt2e.trained_norms import close_norms, open_norms
-from quantc.flows.pt2e.writes import name_results
 from quantc.support.gc_pause import paused_collector
 from quantc.verify.finite_constants import refuse_unsound_module
 

@@ -12,8 +12,8 @@ from torch import fx
 
 from quantc import pipelines
 from quantc.capture.model_copies import Tensors
+from quantc.flows.pt2e.exported_program import program_of
 from quantc.flows.pt2e.graph_modules import check_graph_module, finish_module
-from quantc.flows.pt2e.programs import program_of
 from quantc.ir.dialect import is_op
 from quantc.ir.plan import Claim
 from quantc.ir.program import Program, Stage

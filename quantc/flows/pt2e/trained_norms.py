@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 from torch._ops import OpOverload
 
-from quantc.flows.foreign import is_observer
+from quantc.flows.foreign_observers import is_observer
 from quantc.flows.pt2e.constants import Constants
 from quantc.flows.pt2e.graph_modules import store, tensor_at
 from quantc.flows.pt2e.norms import CONVS, INFERENCE_NORM, NORMS, TRANSPOSED, norm_of

@@ -35,8 +35,8 @@ from quantc.flows.fx import (
     get_default_qconfig_mapping,
     prepare_fx,
 )
+from quantc.flows.fx.backend_config_rules import translate_backend_config
 from quantc.flows.fx.custom_config import CustomConfigError
-from quantc.flows.fx.translating import translate_backend_config
 from quantc.flows.observers import FixedQParamsObserver, MinMaxObserver, ReuseInputObserver
 from quantc.flows.qconfig import get_default_qat_qconfig
 from tests.support.fx_behaviours import some

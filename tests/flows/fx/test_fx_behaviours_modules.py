@@ -108,7 +108,7 @@ def test_qconfig_precedence() -> None:
         "module_name": [("module_conv2", default_qat_qconfig)],
     }
     prepared = prepare_fx(model.eval(), mapping, (image(),))
-    from quantc.flows.fx.choosing import Choice
+    from quantc.flows.fx.assign_qconfigs import Choice
 
     chosen = Choice(prepared.program, QConfigMapping.from_dict(mapping))
     found = {node.name: chosen[node] for node in prepared.program.graph.nodes if node.name in ("linear", *CONVS)}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quantc.errors import QuantcError
-from quantc.flows.foreign import spec_of
+from quantc.flows.foreign_observers import spec_of
 from quantc.flows.fx import (
     convert_fx,
     get_default_qat_qconfig_mapping,

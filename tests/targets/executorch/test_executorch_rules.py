@@ -17,7 +17,7 @@ from quantc.patterns.table import RuleTable
 from quantc.spec.formats import Timing
 from quantc.testing.delegate_checks import DelegateReport, check_delegate
 from quantc.testing.kernel_checks import one_for_each_op
-from quantc.testing.trial import Trial
+from quantc.testing.rule_trial import Trial
 from tests.support.executorch_models import relative, without_data
 
 pytest.importorskip("executorch")

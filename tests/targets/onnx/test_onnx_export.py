@@ -78,7 +78,7 @@ def test_sizes_that_vary_still_do() -> None:
 
 @pytest.mark.parametrize("backend", [ONNX, OPENVINO, TENSORRT], ids=lambda backend: backend.name)
 def test_every_rule_claims_onnx(backend: qc.Backend) -> None:
-    """tests/testing/test_kit.py holds them to it, in ONNX Runtime."""
+    """tests/testing/test_backend_checks.py holds them to it, in ONNX Runtime."""
     assert {rule.name for rule in backend.table if "onnx" not in rule.supports} == set()
 
 

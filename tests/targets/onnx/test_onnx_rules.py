@@ -8,7 +8,7 @@ import quantc as qc
 from quantc.backends.onnx import ONNX
 from quantc.targets.onnx.ort_fusions import Fusions
 from quantc.testing.kernel_checks import one_for_each_op
-from quantc.testing.trial import Subject, calibrate_trial, trials_of
+from quantc.testing.rule_trial import Subject, calibrate_trial, trials_of
 from quantc.verbs.convert import convert
 from tests.support.onnx_models import ADDED, quantized
 

@@ -11,7 +11,12 @@ from torch import Tensor, fx, nn
 from quantc.errors import AnnotationError
 from quantc.flows.pt2e import DerivedQuantizationSpec, FixedQParamsQuantizationSpec, QuantizationAnnotation
 from quantc.flows.pt2e.annotations import Annotations, read_annotations
-from quantc.flows.pt2e.observing import DerivedObserverOrFakeQuantize, insert_observers, make_observers, plain_observer
+from quantc.flows.pt2e.group_observers import (
+    DerivedObserverOrFakeQuantize,
+    insert_observers,
+    make_observers,
+    plain_observer,
+)
 from quantc.flows.pt2e.quantizer import QuantizationSpec
 from quantc.nn.fake_quantize import FixedQParamsFakeQuantize
 from quantc.nn.observers import FixedQParamsObserver, ObserverBase, PerChannelMinMaxObserver

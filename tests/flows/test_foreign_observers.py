@@ -10,7 +10,7 @@ import torch.ao.quantization as ao
 from torch import Tensor, nn
 
 from quantc.errors import LoadError, ObservationError, SpecError
-from quantc.flows.foreign import ObservedBy, has_seen, inner, is_observer, spec_of
+from quantc.flows.foreign_observers import ObservedBy, has_seen, inner, is_observer, spec_of
 from quantc.spec.formats import DType, PerChannel, PerTensor, Role, Scheme, Timing
 from quantc.spec.observation import State
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.flows.fx import QConfigMapping, get_default_qconfig_mapping, prepare_fx
-from quantc.flows.fx.choosing import (
+from quantc.flows.fx.assign_qconfigs import (
     Choice,
     UnmatchedWarning,
     is_fixed,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.flows.fx.custom_config import QuantType
-from quantc.flows.fx.native import FIXED_RULES, KINDS, NATIVE, TABLE
+from quantc.flows.fx.native_rules import FIXED_RULES, KINDS, NATIVE, TABLE
 from quantc.ir.decisions import Fixed
 from tests.support.activation_grids import Of
 

@@ -20,9 +20,9 @@ from quantc.flows.fx.backend_config import (
     MatchAllNode,
     ObservationType,
 )
+from quantc.flows.fx.backend_config_rules import backend_of, check_fuser, ops_of_element, translate_backend_config
 from quantc.flows.fx.custom_config import CustomConfigError, QuantType
-from quantc.flows.fx.native import NATIVE
-from quantc.flows.fx.translating import backend_of, check_fuser, ops_of_element, translate_backend_config
+from quantc.flows.fx.native_rules import NATIVE
 
 STATIC = DTypeConfig(
     input_dtype=torch.quint8, output_dtype=torch.quint8, weight_dtype=torch.qint8, bias_dtype=torch.float

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quantc.capture.attempt import attempt
+from quantc.capture.capture_attempt import attempt
 from quantc.capture.capture_request import Request
 from quantc.errors import CaptureError
 from quantc.ir.types import tensor_type

@@ -28,10 +28,10 @@ from quantc.testing.example_programs import Example, as_program
 from quantc.testing.observation_checks import check_observation
 from quantc.testing.pass_checks import check_pass
 from quantc.testing.quantizer_checks import check_quantizer
+from quantc.testing.rule_trial import Standing, Subject, Trial, activations_of, quantizer_for
 from quantc.testing.synthesis import Model, draw, leaves_of, models_of
 from quantc.testing.table_checks import check_table
 from quantc.testing.target_checks import check_target, run_checks
-from quantc.testing.trial import Standing, Subject, Trial, activations_of, quantizer_for
 from quantc.verbs.prepare import prepare
 
 Look: TypeAlias = "Callable[[Trial], list[Fault] | None]"

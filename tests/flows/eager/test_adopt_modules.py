@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.ao.nn.quantized import FloatFunctional as TorchFunctional
 
 import quantc.nn.intrinsic as nni
-from quantc.flows.eager.adopting import THEIRS, adopt
+from quantc.flows.eager.adopt_modules import THEIRS, adopt
 from quantc.nn.quantized import FloatFunctional
 from quantc.nn.stubs import DeQuantStub, QuantStub, QuantWrapper
 

@@ -18,7 +18,7 @@ from quantc.flows.eager.mappings import (
     no_observer_set,
 )
 from quantc.flows.eager.propagate import is_dynamic, is_memoryless, propagate_qconfig_helper, qconfig_of
-from quantc.flows.foreign import is_observer
+from quantc.flows.foreign_observers import is_observer
 from quantc.nn.fake_quantize import FakeQuantizeBase
 from quantc.nn.intrinsic import _FusedModule
 from quantc.nn.observers import ObserverBase

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from quantc.capture.model_copies import Tensors
-from quantc.flows.pt2e.programs import Correspondence, program_of
+from quantc.flows.pt2e.exported_program import Correspondence, program_of
 from quantc.ir.dialect import is_op
 from quantc.pipeline.pipeline import Pipeline
 from tests.support.pt2e_quantizers import exported

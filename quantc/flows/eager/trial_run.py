@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 
 from quantc.errors import MixedTensorsError
 from quantc.flows.eager import checks
+from quantc.flows.eager.attach_observers import observer_of
 from quantc.flows.eager.faults import ClippedWarning, EagerWarning, MissingStubError
-from quantc.flows.eager.ledger import Ledger
-from quantc.flows.eager.observing import observer_of
+from quantc.flows.eager.layer_runs import Ledger
 from quantc.nn.quantized_tensor import QuantizedTensor
 
 Limits = dict[str, tuple[int, int]]

@@ -21,9 +21,9 @@ from quantc.capture.export.exported import origin_from_meta
 from quantc.capture.model_copies import Tensors
 from quantc.flows.pt2e.export_utils import MODES
 from quantc.flows.pt2e.graph_modules import copied_graph, tensor_at
+from quantc.flows.pt2e.inplace_writes import drop_guards
 from quantc.flows.pt2e.norms import NORMS
 from quantc.flows.pt2e.quantizer import EdgeOrNode
-from quantc.flows.pt2e.writes import drop_guards
 from quantc.ir.dialect import short_name
 from quantc.ir.program import Program
 from quantc.ir.signature import Signature

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from quantc.config.selectors import ancestors
-from quantc.flows.foreign import inner
+from quantc.flows.foreign_observers import inner
 from quantc.flows.fx.custom_config import QuantType
 from quantc.flows.fx.object_types import class_name, is_module_class, ops_of, stands_for
 from quantc.flows.fx.qconfig_mapping import ObjectType, QConfigMapping

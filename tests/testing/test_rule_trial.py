@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import quantc as qc
-from quantc.testing.synthesis import Model, models_of
-from quantc.testing.trial import (
+from quantc.testing.rule_trial import (
     Fed,
     Standing,
     Subject,
@@ -20,6 +19,7 @@ from quantc.testing.trial import (
     sqnr,
     values_of,
 )
+from quantc.testing.synthesis import Model, models_of
 from tests.support.faulty_backends import GOOD
 from tests.support.trials import BY_NAME, good_trial
 

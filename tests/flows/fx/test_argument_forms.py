@@ -9,6 +9,7 @@ import torch.ao.quantization.fx.custom_config as theirs
 from torch import nn
 from torch.ao.quantization.quant_type import QuantType as TorchQuantType
 
+from quantc.flows.fx.argument_forms import check_flag, config_of
 from quantc.flows.fx.custom_config import (
     ConvertCustomConfig,
     CustomConfigError,
@@ -16,7 +17,6 @@ from quantc.flows.fx.custom_config import (
     PrepareCustomConfig,
     QuantType,
 )
-from quantc.flows.fx.given import check_flag, config_of
 
 
 class Swap(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quantc.flows import eager
-from quantc.flows.eager.ledger import Ledger, ledger_of, unwatch, watch
+from quantc.flows.eager.layer_runs import Ledger, ledger_of, unwatch, watch
 from tests.support.eager_small import X, hooks, run, small
 
 

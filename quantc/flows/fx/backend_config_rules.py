@@ -18,11 +18,11 @@ from torch import fx
 from quantc.annotate.quantizer import Backend
 from quantc.backends import masks, rules
 from quantc.errors import PatternError
+from quantc.flows.fx.assign_qconfigs import is_layer
 from quantc.flows.fx.backend_config import ObservationType
-from quantc.flows.fx.choosing import is_layer
 from quantc.flows.fx.custom_config import CustomConfigError, QuantType
 from quantc.flows.fx.formats import check_dtypes, kinds_of
-from quantc.flows.fx.native import NATIVE, PER_AXIS_1, FlowBackend, norms, pools
+from quantc.flows.fx.native_rules import NATIVE, PER_AXIS_1, FlowBackend, norms, pools
 from quantc.flows.fx.object_types import class_name, is_module_class, ops_of
 from quantc.ir.dialect import BY_NAME, RANGES, op_name
 from quantc.ir.sites import Origin

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import quantc as qc
-from quantc.bench.built import Built
+from quantc.bench.contender_build import Built
 from quantc.bench.contenders import weights_of
 from tests.support.bench_tasks import tiny_task
 

@@ -12,11 +12,11 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from quantc.errors import AnnotationError
-from quantc.flows.foreign import inner
+from quantc.flows.foreign_observers import inner
 from quantc.flows.pt2e.annotations import Annotations, Derived, Fixed, Group, Observed, show
+from quantc.flows.pt2e.inplace_writes import writes_of
 from quantc.flows.pt2e.module_stacks import modules_around
 from quantc.flows.pt2e.quantizer import EdgeOrNode, ObserverOrFakeQuantize
-from quantc.flows.pt2e.writes import writes_of
 from quantc.nn.fake_quantize import FixedQParamsFakeQuantize
 from quantc.nn.observers import FixedQParamsObserver, ObserverBase
 from quantc.spec.torch_dtypes import PER_CHANNEL, integer_range
