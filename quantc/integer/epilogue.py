@@ -143,5 +143,16 @@ def _in_fixed(
     if found is None:
         raise NotIntegerError("its multipliers are too large for sums of 64 bits")
     mantissas, constant, shift = found
+    if task.arithmetic.multiplier == "shift":  # the target adds operands that are shifted to the finest scale
+        _check_shifted(task, largest, mantissas, constant)
     kept = [task.keep("mantissa", item) for item in mantissas]
     return kept, None if constant is None else task.keep("offset", constant), task.keep("shift", shift)
+
+
+def _check_shifted(task: Task, largest: Sequence[int], mantissas: Sequence[Tensor], offset: Tensor | None) -> None:
+    """Refuse a sum of shifted operands that could leave the accumulator."""
+    terms = [item.abs() * most for item, most in zip(mantissas, largest, strict=True)]
+    total = sum(terms, torch.zeros((), dtype=torch.int64) if offset is None else offset.abs())
+    most, bits = int(total.max()), task.arithmetic.sum_bits
+    if most >= 2 ** (bits - 1):
+        raise NotIntegerError(f"its accumulator could need {most.bit_length() + 1} bits, and has {bits}")

@@ -17,7 +17,7 @@ from quantc.ir.dialect import argument, is_op
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType, tensor_type
 from quantc.qdq.ops import is_dequantize, is_quantize
-from quantc.spec.arithmetic import EXACT, Arithmetic
+from quantc.spec.arithmetic import EXACT, INT32_BITS, Arithmetic
 
 Curves = Literal["exact", "float"]
 """Form of an activation after a conv or matmul, clamps apart: a step table, or the float op."""
@@ -135,6 +135,12 @@ class Task:
         """Refuse multipliers that the target cannot shift by, if it can only shift."""
         if self.arithmetic.multiplier == "shift" and any(shift_of(item) is None for item in multipliers):
             raise NotIntegerError("the ratio of its scales is no power of two, and the target only shifts")
+
+    def check_room(self, largest: int) -> None:
+        """Refuse an accumulator that can be so large, if the target's is narrower."""
+        bits = self.arithmetic.sum_bits
+        if bits < INT32_BITS and largest >= 2 ** (bits - 1):
+            raise NotIntegerError(f"its accumulator could need {largest.bit_length() + 1} bits, and has {bits}")
 
     def keep(self, hint: str, value: Tensor) -> fx.Node:
         """A new constant, named after the core."""

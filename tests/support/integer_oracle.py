@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 
 from quantc.ir.program import Program
 from quantc.qdq.ops import is_dequantize, is_quantize
+from quantc.spec.arithmetic import EXACT, Arithmetic
 from tests.support.integer_oracle_ops import Call, compute
 from tests.support.integer_oracle_values import Exact, NotExactError, Steps, Terms
 
@@ -27,10 +28,14 @@ class Oracle:
 
     `in_float` names nodes that are left in float: there the program does what torch does. A match whose first op is one
     of them is left in float as a whole. One whose first op is neither that nor known to the oracle is a NotExactError.
+    Results are rounded as `arithmetic` says; its multipliers are taken for exact.
     """
 
-    def __init__(self, program: Program, in_float: Collection[str] = ()) -> None:
+    def __init__(
+        self, program: Program, in_float: Collection[str] = (), arithmetic: Arithmetic = EXACT
+    ) -> None:
         self.program = program
+        self.arithmetic = arithmetic
         claims = program.plan.claims.rows
         self.root_of = {node: claim.root for node, claim in claims.items()}
         members: dict[str, list[fx.Node]] = {}
@@ -73,7 +78,7 @@ class Oracle:
         if is_dequantize(node):
             return self._stands_for(node, values)
         if is_quantize(node) and isinstance(values[node.all_input_nodes[0]], Exact):
-            return values[node.all_input_nodes[0]].onto(Steps.of(self.program, node))
+            return values[node.all_input_nodes[0]].onto(Steps.of(self.program, node), self.arithmetic)
         if node.target is operator.getitem:
             return values[node.all_input_nodes[0]][node.args[1]]
         if node not in self.exact:

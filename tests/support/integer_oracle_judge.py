@@ -16,6 +16,7 @@ from quantc.calibration.interpreter import Runner
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.qdq.ops import is_quantize
+from quantc.spec.arithmetic import EXACT, Arithmetic
 from quantc.testing.rule_trial import FACTORS, Trial, scale_inputs
 from tests.support.integer_oracle import Oracle, plain
 from tests.support.integer_oracle_sums import Reals
@@ -33,12 +34,17 @@ class Judge:
     prepared: Program
     inputs: Sequence[Any]
     rule: str
+    arithmetic: Arithmetic = EXACT
 
     @staticmethod
-    def of(trial: Trial) -> Judge:
+    def of(trial: Trial, arithmetic: Arithmetic = EXACT) -> Judge:
+        """`arithmetic` is that of every op."""
         prepared = trial.prepared.clone()
+        if arithmetic != EXACT:
+            claims = prepared.plan.claims.rows.values()
+            prepared.plan.arithmetic.update(dict.fromkeys((claim.quantizer for claim in claims), arithmetic))
         qc.calibrate(prepared, [tuple(scale_inputs(trial.inputs, factor)) for factor in FACTORS])
-        return Judge(prepared, trial.inputs, trial.rule.name)
+        return Judge(prepared, trial.inputs, trial.rule.name, arithmetic)
 
     @cached_property
     def qdq(self) -> Program:
@@ -76,7 +82,7 @@ class Judge:
         ours = lowered_values(self.integer, self.inputs)
         if not ours:
             return ["no value of the integer program stands for one of the Q/DQ program"]
-        theirs = Oracle(self.qdq, _left(self.integer)).run(self.inputs, ours)
+        theirs = Oracle(self.qdq, _left(self.integer), self.arithmetic).run(self.inputs, ours)
         found = []
         for name, value in ours.items():
             allowed = deviations.get(self._op(name))

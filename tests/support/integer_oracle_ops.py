@@ -17,7 +17,7 @@ from quantc.ir.program import Program
 from tests.support import integer_oracle_functions as functions
 from tests.support import integer_oracle_sums as sums
 from tests.support.integer_oracle_sums import Ints, Reals, spread
-from tests.support.integer_oracle_values import Average, Clamped, Exact, Function, Joined, NotExactError, Terms
+from tests.support.integer_oracle_values import Average, Clamped, Exact, Function, Joined, NotExactError, Scaled, Terms
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,7 +377,8 @@ def _batch_norm(call: Call) -> Exact:
     if mean is None or var is None:
         raise NotExactError(f"{call.node.name} has no running statistics")
     shape = [-1, *[1] * (x.ndim - 2)]
-    return _scaled(call, (x - mean.reshape(shape)) / np.sqrt(var.reshape(shape) + call.at("eps")), x.shape[2:])
+    norm = _scaled(call, (x - mean.reshape(shape)) / np.sqrt(var.reshape(shape) + call.at("eps")), x.shape[2:])
+    return Scaled(norm.reals())
 
 
 def _scaled(call: Call, value: Reals, trailing: Sequence[int]) -> Exact:

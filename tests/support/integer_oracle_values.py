@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from quantc.ir.program import Program
+from quantc.spec.arithmetic import EXACT, Arithmetic
 from tests.support.integer_oracle_sums import Ints, Reals
 
 
@@ -43,6 +44,16 @@ class Steps:
         return values.reshape([-1 if axis == self.axis % rank else 1 for axis in range(rank)])
 
 
+ROUND: dict[str, Callable[[Reals], Reals]] = {
+    "half-even": np.rint,
+    "half-up": lambda x: np.floor(x) + (x - np.floor(x) >= 0.5),
+    "half-away": lambda x: np.trunc(x) + np.sign(x) * (np.abs(x - np.trunc(x)) >= 0.5),
+    "truncate": np.trunc,
+    "floor": np.floor,
+}
+"""By the name an arithmetic has for it."""
+
+
 class Exact(ABC):
     """A real number for each element, known before anything is rounded."""
 
@@ -54,10 +65,18 @@ class Exact(ABC):
     def reals(self) -> Reals:
         """The numbers themselves, in float64."""
 
-    def onto(self, steps: Steps) -> Tensor:
-        """One rounding, half to even, onto the grid of a result."""
-        levels = np.rint(self.levels(steps.scale)) + steps.zero_point
-        return torch.from_numpy(np.asarray(np.clip(levels, steps.qmin, steps.qmax))).to(steps.dtype)
+    def onto(self, steps: Steps, arithmetic: Arithmetic = EXACT) -> Tensor:
+        """One rounding onto the grid of a result, as a target does it."""
+        levels = np.clip(self.places(steps, arithmetic), steps.qmin, steps.qmax)
+        return torch.from_numpy(np.asarray(levels)).to(steps.dtype)
+
+    def places(self, steps: Steps, arithmetic: Arithmetic) -> Reals:
+        """Rounded levels; of a target that does not saturate, within the bits of the result."""
+        levels = ROUND[arithmetic.rounding](self.levels(steps.scale)) + steps.zero_point
+        if arithmetic.saturate:
+            return levels
+        kind = torch.iinfo(steps.dtype)
+        return kind.min + np.mod(levels - kind.min, kind.max - kind.min + 1.0)
 
     def single(self) -> Tensor:
         """One rounding to float32."""
@@ -118,10 +137,31 @@ class Clamped(Exact):
     def reals(self) -> Reals:
         return np.minimum(np.maximum(self.inner.reals(), self.low), self.high)
 
+    def places(self, steps: Steps, arithmetic: Arithmetic) -> Reals:
+        """The bounds are constants, which are rounded half to even, and compared with what is rounded."""
+        low, high = (np.rint(bound / steps.scale) + steps.zero_point for bound in (self.low, self.high))
+        return np.minimum(np.maximum(self.inner.places(steps, arithmetic), low), high)
+
 
 @dataclass(frozen=True, eq=False)
 class Function(Exact):
-    """What a function of real numbers yields."""
+    """What a function of real numbers yields: a table, whose entries are rounded half to even."""
+
+    values: Reals
+
+    def levels(self, scale: Reals) -> Reals:
+        return self.values / scale
+
+    def places(self, steps: Steps, arithmetic: Arithmetic) -> Reals:
+        return super().places(steps, EXACT)
+
+    def reals(self) -> Reals:
+        return self.values
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled(Exact):
+    """Integers times a number, plus another, for each channel."""
 
     values: Reals
 
@@ -144,6 +184,9 @@ class Joined(Exact):
 
     def reals(self) -> Reals:
         return np.concatenate([part.reals() for part in self.parts], axis=self.axis)
+
+    def places(self, steps: Steps, arithmetic: Arithmetic) -> Reals:
+        return np.concatenate([part.places(steps, arithmetic) for part in self.parts], axis=self.axis)
 
 
 class NotExactError(Exception):

@@ -45,6 +45,7 @@ def _mul(task: Task) -> None:
     left, right = task.whole(x), task.whole(y)
     head = (left.node, left.grid.one_zero_point, right.node, right.grid.one_zero_point)
     largest = reach(left.grid) * reach(right.grid)
+    task.check_room(largest)
     return finish(task, MUL.target, head, left.grid.scale * right.grid.scale, largest=largest)
 
 
