@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from functools import cache
+from importlib.metadata import entry_points
 
 import pytest
 
@@ -13,21 +14,30 @@ from tests.support.reference_graph import References, engine_trees
 ON_GRAPHS = {
     "create_node",
     "call_function",
+    "call_method",
+    "call_module",
+    "node_copy",
+    "graph_copy",
     "erase_node",
+    "eliminate_dead_code",
     "inserting_before",
     "inserting_after",
     "replace_all_uses_with",
     "replace_input_with",
+    "replace_pattern",
     "insert_arg",
     "update_arg",
     "update_kwarg",
+    "prepend",
 }
 """Methods of fx graphs and nodes that change a graph."""
 ON_PROGRAMS = {"emit", "constant", "subgraph", "read", "replace", "forward", "inherit", "erase", "touch"}
 """Methods of Program that do."""
 PROGRAMS = {"program", "own", "view", "twin", "copy", "prepared", "converted"}
-"""What variables that hold programs are called."""
-FIELDS = {"args", "kwargs", "target"}
+"""What variables that hold programs are called, where no annotation and no assignment tells."""
+COPIES = {"Program", "clone", "draft", "run_on_copy", "parse", "load"}
+"""Calls that give a program."""
+FIELDS = {"args", "kwargs", "target", "op"}
 """Fields of nodes."""
 HOMES = ("quantc.passes.", "quantc.capture.", "quantc.flows.")
 """Passes, and what is exempt: capture and flows build graphs that are no programs yet, or not any more."""
@@ -53,12 +63,15 @@ LEFT: dict[str, str] = {
     "quantc.nn.kernel_ops": OWN_GRAPH,
     "quantc.rewrite.constant_order": "it drops constants that a region of a partition, or a kernel, has taken over",
     "quantc.rewrite.partition": "it makes programs of the regions of a copy",
+    "quantc.targets.executorch.exporting": OWN_GRAPH,
     "quantc.targets.kernels.compiled_islands": OWN_GRAPH,
     "quantc.targets.kernels.weight_ownership": "it puts weights that kernels hold back, in a copy",
     "quantc.testing.synthesis": OWN_GRAPH,
     "quantc.text.graph_parser": OWN_GRAPH,
 }
 """Modules that mutate and are reached from elsewhere, with the reason. May only shrink."""
+ALIKE = [f"quantc.inspect.{module}: as_inference_has_it" for module in ("coverage", "explain")]
+"""What passes lend to others: the view of a trained program, which is a copy."""
 EXPORTED = "ExecuTorch's format: it hands on names, marks and initial values so, on graphs of torch.export"
 META: dict[str, str] = {
     "quantc.cli.error_output": "metadata of click's contexts",
@@ -70,17 +83,32 @@ META: dict[str, str] = {
 
 
 def mutations(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Statements and calls that change a graph, as far as names tell."""
-    for node in (node for statement in statements for node in ast.walk(statement)):
+    """Statements and calls that change a graph, as far as names and annotations tell."""
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    programs = PROGRAMS | {name for node in nodes for name in _programs(node)}
+    for node in nodes:
         match node:
             case ast.Call(func=ast.Attribute(value=owner, attr=name)):
-                is_found = name in ON_GRAPHS or (name in ON_PROGRAMS and _last(owner) in PROGRAMS)
+                is_found = name in ON_GRAPHS or (name in ON_PROGRAMS and _last(owner) in programs)
+            case ast.Call(func=ast.Name(id="setattr"), args=[owner, ast.Constant(value=name), _]):
+                is_found = name in FIELDS and _last(owner) != "self"
             case ast.Attribute(value=owner, attr=name, ctx=ast.Store()):
                 is_found = name in FIELDS and _last(owner) != "self"
             case _:
                 is_found = False
         if is_found:
             yield node
+
+
+def _programs(node: ast.AST) -> Iterator[str]:
+    """Names that are annotated as programs, or assigned one."""
+    match node:
+        case (
+            ast.arg(arg=name, annotation=ast.expr() as kind) | ast.AnnAssign(target=ast.Name(id=name), annotation=kind)
+        ) if "Program" in (each.id for each in ast.walk(kind) if isinstance(each, ast.Name)):
+            yield name
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=function)) if _last(function) in COPIES:
+            yield name
 
 
 def _last(value: ast.expr) -> str:
@@ -120,11 +148,34 @@ def test_what_mutates_a_program_is_called_by_passes_alone() -> None:
         ("task.program.replace(old, new)", 1),
         ("node.args = (x,)", 1),
         ("node.target, node.args, node.kwargs = f, (x,), {}", 3),
+        ("def f(p: Program | None) -> None: p.emit(f, before=node)", 1),
+        ("draft = prepared_.clone(); draft.erase(node); setattr(node, 'args', ())", 2),
         ("text.replace('a', 'b'); module.forward(x); self.args = x; y = node.args", 0),
     ],
 )
 def test_mutations_are_seen(text: str, count: int) -> None:
     assert len([*mutations([ast.parse(text)])]) == count
+
+
+def test_outside_pipelines_nothing_of_a_pass_is_called() -> None:
+    """Others know the classes of passes, to name them in pipelines; what passes define beside them is theirs."""
+    found = []
+    for module, tree in engine_trees().items():
+        if module.startswith(HOMES):
+            continue
+        for node in ast.walk(tree):
+            match node:
+                case ast.ImportFrom(module=str(source), names=names) if source.startswith("quantc.passes."):
+                    found += [f"{module}: {each.name}" for each in names if not each.name[0].isupper()]
+                case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id=name)), attr="run")) if (
+                    name in pass_names()
+                ):
+                    found.append(f"{module}: {ast.unparse(node)}")
+    assert sorted(set(found)) == ALIKE
+
+
+def pass_names() -> set[str]:
+    return {entry.value.rpartition(":")[2] for entry in entry_points(group="quantc.passes")}
 
 
 def test_what_leads_to_a_mutation_is_found() -> None:

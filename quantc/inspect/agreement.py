@@ -26,6 +26,7 @@ from quantc.ir.dialect import WEIGHTED, argument, is_op, op_name
 from quantc.ir.program import Program, Stage
 from quantc.passes.snap_bias import SnapBias
 from quantc.pipeline.numeric_guard import NodeByNode
+from quantc.pipeline.pipeline import Pipeline
 from quantc.qdq.ops import is_choice, is_dequantize, is_quantize
 
 NEAR_TIE = 1e-3
@@ -137,8 +138,7 @@ def agreement(qdq: Program, integer: Program, batches: Iterable[Any]) -> Agreeme
         )
     _check_twins(qdq, integer)
     check_batches(batches)
-    qdq = qdq.clone()
-    SnapBias().run(qdq)
+    qdq = Pipeline((SnapBias(),)).run_on_copy(qdq)
     comparison = _Comparison(qdq, integer)
     count = 0
     for count, batch in enumerate(batches, start=1):

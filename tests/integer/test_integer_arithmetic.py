@@ -141,7 +141,11 @@ PRODUCTS = RuleTable(
         Rule("mul", aten.mul, {"x": "act", "y": "act", "out": "act"}, supports={"qdq", "integer"}),
     ),
 )
-ROLES = {"act": qc.INT8.but(scheme="symmetric", scale_bits=1), "weight": qc.INT8_WEIGHT.but(scale_bits=1), "bias": qc.INT32_BIAS}
+ROLES = {
+    "act": qc.INT8.but(scheme="symmetric", scale_bits=1),
+    "weight": qc.INT8_WEIGHT.but(scale_bits=1),
+    "bias": qc.INT32_BIAS,
+}
 CHIP = qc.Backend("chip", PRODUCTS, roles=ROLES)
 
 

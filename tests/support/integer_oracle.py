@@ -31,9 +31,7 @@ class Oracle:
     Results are rounded as `arithmetic` says; its multipliers are taken for exact.
     """
 
-    def __init__(
-        self, program: Program, in_float: Collection[str] = (), arithmetic: Arithmetic = EXACT
-    ) -> None:
+    def __init__(self, program: Program, in_float: Collection[str] = (), arithmetic: Arithmetic = EXACT) -> None:
         self.program = program
         self.arithmetic = arithmetic
         claims = program.plan.claims.rows
