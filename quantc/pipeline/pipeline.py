@@ -63,6 +63,17 @@ class Pipeline:
         """Parse the text form. Named pipelines in it are expanded."""
         return Pipeline(parse_passes(text, Pipeline))
 
+    @staticmethod
+    def of(given: Pipeline | str) -> Pipeline:
+        """A pipeline, given as one or as text. PipelineError for anything else."""
+        if isinstance(given, Pipeline):
+            return given
+        if not isinstance(given, str):
+            raise PipelineError(
+                f"{given!r} is no pipeline", where="pipeline=...", advice="give a quantc.Pipeline, or its text"
+            )
+        return Pipeline.parse(given)
+
     def __str__(self) -> str:
         return ",".join(str(pass_) for pass_ in self.passes)
 

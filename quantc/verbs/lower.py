@@ -112,8 +112,7 @@ def _on_its_way(
     program: Program | Lowered, target: str, pipeline: Pipeline | str | None, hooks: Sequence[Hook]
 ) -> Program | Lowered:
     """What the passes of a target make of a program, which is not modified."""
-    text = TARGETS[target].pipeline if pipeline is None else pipeline
-    steps = text if isinstance(text, Pipeline) else Pipeline.parse(text)
+    steps = Pipeline.of(TARGETS[target].pipeline if pipeline is None else pipeline)
     if not steps.passes or not isinstance(program, Program):
         return program
     return steps.left_for(program).run_on_copy(program, hooks)

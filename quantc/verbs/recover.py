@@ -73,9 +73,7 @@ class _Counter:
 
 
 def _pipeline(passes: str | Pipeline) -> Pipeline:
-    found = (
-        passes if isinstance(passes, Pipeline) else pipelines.recover() if passes == "auto" else Pipeline.parse(passes)
-    )
+    found = pipelines.recover() if passes == "auto" else Pipeline.of(passes)
     for each in found:
         if each.gives is not None or each.before is None or each.before > Stage.QUANTIZED:
             raise PipelineError(

@@ -173,11 +173,12 @@ def drawn_products() -> Iterator[tuple[nn.Module, torch.Tensor]]:
 def bits_needed(qdq: qc.Program, integer: qc.Program) -> int:
     """Bits that hold every sum of some of the products and the bias, for any input, in Python's integers."""
     (node,) = (node for node in integer.nodes() if str(node.target) in ("quantc.linear.default", "quantc.conv.default"))
-    names = [row.name for row in node.target._schema.arguments]
-    given = dict(zip(names, node.args, strict=False))
-    w, bias = (None if given[name] is None else integer.tensor(given[name]) for name in ("w", "bias"))  # type: ignore[arg-type]
+    target: Any = node.target
+    names = [row.name for row in target._schema.arguments]
+    given: dict[str, Any] = dict(zip(names, node.args, strict=False))
+    w, bias = (None if given[name] is None else integer.tensor(given[name]) for name in ("w", "bias"))
     assert w is not None
-    low, high = -128 - int(given["x_zero_point"]), 127 - int(given["x_zero_point"])
+    low, high = -128 - given["x_zero_point"], 127 - given["x_zero_point"]
     needed = 0
     for channel, row in enumerate(w.flatten(1).tolist()):
         steps = [] if bias is None else [int(bias[channel])]

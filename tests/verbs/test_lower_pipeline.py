@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import PipelineError, QuantcError, SaveError
-from quantc.hooks import Guard, Timing, Truth, Verify
+from quantc.hooks import Guard, Hook, Timing, Truth, Verify
 from quantc.ir.program import Program, Stage
 from quantc.pipeline.pipeline import Outcome, Pass, Pipeline, Preserves
 from quantc.pipeline.registry import register_pass
@@ -172,3 +172,36 @@ def test_the_passes_of_a_target_run_before_its_function(converted: Program) -> N
         assert qc.lower(made, "testnpu").dump() == made.dump()
     finally:
         TARGETS.forget("testnpu")
+
+
+class Seen(Hook):
+    """The names of the passes that run."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def before(self, program: Program, pass_: Pass) -> None:
+        self.names.append(pass_.name)
+
+
+@pytest.mark.parametrize(
+    ("backend", "target", "options"),
+    [
+        ("x86", "x86", {}),
+        ("qnnpack", "qnnpack", {}),
+        ("onnx", "onnx", {}),
+        pytest.param("executorch", "executorch", {}, marks=pytest.mark.slow),
+        ("x86", "x86", {"engine": "onnxruntime"}),
+    ],
+)
+def test_every_target_takes_a_pipeline_as_text_or_as_one_and_one_hook(
+    backend: str, target: str, options: dict[str, Any]
+) -> None:
+    program = qc.quantize(nn.Sequential(nn.Linear(8, 4), nn.ReLU()).eval(), (X,), [X], backend=backend).program
+    with pytest.raises(PipelineError, match="3 is no pipeline"):
+        qc.lower(program, target, pipeline=3, **options)
+    own = Pipeline.parse(TARGETS["onnx" if options else target].pipeline)
+    for given, names in (("eliminate-dead", ("eliminate-dead",)), (own, own.names), (None, own.names)):
+        seen = Seen()
+        qc.lower(program, target, pipeline=given, hooks=seen, **options)
+        assert tuple(seen.names) == names

@@ -7,11 +7,13 @@ from typing import Any
 
 from quantc.errors import QuantcError, RefusedError
 from quantc.ir.program import Program, check_program
+from quantc.pipeline.pipeline import Pipeline, hooks_of
 from quantc.targets.engines.engine_module import OnEngine
 from quantc.targets.engines.engine_selection import Chosen, choose
 from quantc.targets.engines.engine_table import AUTO, ENGINES, TORCH, engine_of
 from quantc.targets.kernels.lowered import Lowered, lower
 from quantc.targets.provenance import check_quantized
+from quantc.targets.target_table import ONNX
 
 
 def lower_x86(
@@ -23,6 +25,9 @@ def lower_x86(
     "onnxruntime" and "openvino" read the program as ONNX; each needs its extra. `engine="auto"` builds all that are
     installed, times them on the program's example inputs, and keeps the fastest of those that agree with the Q/DQ form
     as closely as torch's kernels do; `print` shows the measurements.
+
+    An engine outside torch has the pipeline of "onnx"; `pipeline=` and `hooks=` change and watch it. With "auto" they
+    are for torch's kernels.
 
     `threads` is the number of threads of an engine outside torch; by default as many as torch.
     """
@@ -36,6 +41,9 @@ def lower_x86(
             advice="give what qc.convert(prepared) gave",
         )
     check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
+    if engine != AUTO:
+        steps = Pipeline.of(options.pop("pipeline", None) or ONNX.pipeline)
+        program = steps.left_for(program).run_on_copy(program, hooks_of(options.pop("hooks", ())))
     if options and engine != AUTO:
         raise QuantcError(
             f"{', '.join(options)}: these are options of torch's kernels",
@@ -45,7 +53,7 @@ def lower_x86(
     if engine != AUTO:
         found = engine_of(engine)
         check_quantized(program, engine)
-        return OnEngine(program.clone(), found, threads)
+        return OnEngine(program, found, threads)
     check_quantized(program, "an engine outside torch")
     reasons = {name: why for name, each in ENGINES.items() if (why := each.why_not()) is not None}
     own = program.clone()

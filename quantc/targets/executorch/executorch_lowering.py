@@ -31,7 +31,7 @@ def lower(
     *,
     partitioners: Sequence[Any] | None = None,
     largest: int | Mapping[str, int] | None = None,
-    pipeline: Pipeline | None = None,
+    pipeline: Pipeline | str | None = None,
     hooks: Sequence[Hook] = (),
 ) -> Pte:
     """Lower a quantized program in Q/DQ form to ExecuTorch. The program is not modified.
@@ -53,7 +53,7 @@ def as_pte(
     *,
     partitioners: Sequence[Any] | None = None,
     largest: int | Mapping[str, int] | None = LARGEST,
-    pipeline: Pipeline | None = None,
+    pipeline: Pipeline | str | None = None,
     hooks: Sequence[Hook] = (),
 ) -> Pte:
     """Lower a program to ExecuTorch, quantized or not."""
@@ -100,11 +100,11 @@ def as_pte(
     return made
 
 
-def pipeline_for(program: Program, given: Pipeline | None, without: Sequence[str]) -> Pipeline:
+def pipeline_for(program: Program, given: Pipeline | str | None, without: Sequence[str]) -> Pipeline:
     """The pipeline given; or the default one, without passes that options exclude, or that a float program cannot run."""
     default = Pipeline.parse(EXECUTORCH.pipeline)
-    if given is not None and given != default:
-        return given
+    if given is not None and (asked := Pipeline.of(given)) != default:
+        return asked
     return Pipeline(tuple(step for step in default if step.name not in without and step.needs <= program.stage))
 
 

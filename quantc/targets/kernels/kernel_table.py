@@ -23,6 +23,7 @@ from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.qdq.ops import is_quantize
 from quantc.targets.kernels.kernel import Kernel
+from quantc.targets.target import TARGETS
 
 
 class NoKernelError(Exception):
@@ -134,11 +135,11 @@ MODULES = (
 
 
 def kernel(target: str, *ops: str) -> Callable[[Maker], Maker]:
-    """Register a maker for ops on a target."""
+    """Register a maker for ops on a target, which may be one from outside."""
 
     def add(maker: Maker) -> Maker:
         for op in ops:
-            KERNELS[target].setdefault(op, []).append(maker)
+            KERNELS.setdefault(target, {}).setdefault(op, []).append(maker)
         return maker
 
     return add
@@ -166,9 +167,12 @@ def _place(maker: Maker) -> tuple[bool, int]:
 
 
 def kernels_for(target: str) -> dict[str, list[Maker]]:
-    """Makers of a target, by op; UnknownNameError if there is no such target."""
+    """Makers of a target, by op; UnknownNameError if there is no such target. A package from outside registers its
+    kernels as its target is imported."""
     for name in MODULES:
         import_module(f"quantc.targets.kernels.{name}")
+    if target not in KERNELS and target in TARGETS:
+        _ = TARGETS[target].function
     if target not in KERNELS:
         raise UnknownNameError(
             f"there are no kernels for {target!r}",

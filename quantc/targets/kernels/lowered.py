@@ -20,7 +20,7 @@ from quantc.ir.finite_inputs import Watch
 from quantc.ir.placements import Placed, StandIn
 from quantc.ir.program import LogEntry, Program, Stage, check_has_plan, check_program
 from quantc.ir.signature import as_tensors
-from quantc.pipeline.pipeline import Hook, Pipeline
+from quantc.pipeline.pipeline import Hook, Pipeline, hooks_of
 from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.store.programs import Lowering, read, save
 from quantc.support.progress import Style
@@ -433,7 +433,7 @@ def lower(
         )
     portable, placing = _parts(pipeline, target)
     own = portable.left_for(program).run_on_copy(program, hooks)
-    choosing = Choosing(tune, allow_float, progress, pipeline=placing, hooks=tuple(hooks))
+    choosing = Choosing(tune, allow_float, progress, pipeline=placing, hooks=hooks_of(hooks))
     made = Lowered(own, target, choosing, compile)
     if made.placed and not any(row.kernel for row in made.placed):
         warnings.warn(
@@ -449,7 +449,7 @@ def _parts(given: Pipeline | str | None, target: str) -> tuple[Pipeline, Pipelin
     QuantcError if it places kernels of another target."""
     if given is None:
         return Pipeline.parse(KERNEL_FORM), None
-    pipeline = given if isinstance(given, Pipeline) else Pipeline.parse(given)
+    pipeline = Pipeline.of(given)
     for step in pipeline:
         other = getattr(step, "target", target) if step.name == PLACING else target
         if other != target:
