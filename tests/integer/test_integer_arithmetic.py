@@ -21,7 +21,7 @@ from quantc.patterns import Rule, RuleTable, aten, const
 from quantc.pipeline.registry import BACKENDS
 from quantc.spec.arithmetic import Arithmetic, MultiplierForm, Rounding
 from quantc.spec.formats import Offer
-from quantc.testing.trial import Standing, Subject, Trial, scale_inputs
+from quantc.testing.rule_trial import Standing, Subject, Trial, scale_inputs
 from tests.support.integer_oracle_judge import MAX_FLIPS, Judge
 from tests.support.integer_oracle_models import kit_trials, varied
 
