@@ -13,6 +13,7 @@ from quantc.annotate.quantizer import Backend
 from quantc.backends import rules
 from quantc.backends.rules import product, rule
 from quantc.backends.support_claims import in_delegate
+from quantc.backends.wide_ranges import NARROW
 from quantc.passes.duplicate_dq import DuplicateDq
 from quantc.passes.split_mean import SplitMean
 from quantc.patterns import aten
@@ -52,11 +53,11 @@ _RULES = RuleTable(
             product("act", "weight-transposed"),
         ),
         rule("linear", linear >> optional(after), product("act")),
-        rule("add-images", aten.add(image, value("y", rank=4)) >> optional(aten.relu), both),
-        rule("add", aten.add(value("x", rank=(1, 2, 3, 5))) >> optional(aten.relu), summed),
-        rule("sub", aten.sub, both),
-        rule("mul", aten.mul, both),
-        rule("cat", aten.cat, {"xs": "act", "out": "like xs"}, when=("several-inputs",)),
+        rule("add-images", aten.add(image, value("y", rank=4)) >> optional(aten.relu), both, when=(NARROW,)),
+        rule("add", aten.add(value("x", rank=(1, 2, 3, 5))) >> optional(aten.relu), summed, when=(NARROW,)),
+        rule("sub", aten.sub, both, when=(NARROW,)),
+        rule("mul", aten.mul, both, when=(NARROW,)),
+        rule("cat", aten.cat, {"xs": "act", "out": "like xs"}, when=("several-inputs", NARROW)),
         rule("max-pool", op("max_pool2d", args="x")(image), rules.PASS_ON, when=("stride-within-kernel",)),
         rule("adaptive-avg-pool", op("adaptive_avg_pool2d", args="x")(image).having(output_size=1), rules.PASS_ON),
         rule("mean", aten.mean(image).having(dim=over_image, keepdim=True), rules.PASS_ON),

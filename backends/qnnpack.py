@@ -9,6 +9,7 @@ from quantc.annotate.quantizer import Backend
 from quantc.backends import rules
 from quantc.backends.rules import product, rule
 from quantc.backends.support_claims import on_kernels
+from quantc.backends.wide_ranges import NARROW
 from quantc.ir.dialect import RANGES, ops_in
 from quantc.ir.op_row import Family
 from quantc.patterns import aten
@@ -41,16 +42,16 @@ TABLE = RuleTable(
         rule("baddbmm", rules.baddbmm, both),
         *rules.LOOKUPS,
         *rules.RECURRENT,
-        rule("add", aten.add >> optional(after), both),
-        rule("sub", aten.sub >> optional(after), both),
-        rule("mul", aten.mul >> optional(after), both),
-        rule("add-number", rules.with_number(aten.add) >> optional(after), alone),
-        rule("sub-number", rules.with_number(aten.sub) >> optional(after), alone),
-        rule("sub-from-number", rules.with_number(aten.rsub) >> optional(after), alone),
-        rule("mul-number", rules.with_number(aten.mul) >> optional(after), alone),
-        rule("div-number", rules.with_number(aten.div) >> optional(after), alone),
-        rule("cat", aten.cat, joined),
-        rule("stack", aten.stack, joined),
+        rule("add", aten.add >> optional(after), both, when=(NARROW,)),
+        rule("sub", aten.sub >> optional(after), both, when=(NARROW,)),
+        rule("mul", aten.mul >> optional(after), both, when=(NARROW,)),
+        rule("add-number", rules.with_number(aten.add) >> optional(after), alone, when=(NARROW,)),
+        rule("sub-number", rules.with_number(aten.sub) >> optional(after), alone, when=(NARROW,)),
+        rule("sub-from-number", rules.with_number(aten.rsub) >> optional(after), alone, when=(NARROW,)),
+        rule("mul-number", rules.with_number(aten.mul) >> optional(after), alone, when=(NARROW,)),
+        rule("div-number", rules.with_number(aten.div) >> optional(after), alone, when=(NARROW,)),
+        rule("cat", aten.cat, joined, when=(NARROW,)),
+        rule("stack", aten.stack, joined, when=(NARROW,)),
         rule("activation", smooth, alone),
         rule("prelu", aten.prelu, alone),
         rule("sigmoid", op(*rules.ranged("unit"), args="x"), {"x": "act", "out": "unit"}),
@@ -62,7 +63,7 @@ TABLE = RuleTable(
         rule("instance-norm", aten.instance_norm, alone),
         rule("rms-norm", aten.rms_norm, alone),
         rule("batch-norm", rules.batch_norm >> optional(aten.relu), alone),
-        rule("sum", aten.total, alone),
+        rule("sum", aten.total, alone, when=(NARROW,)),
         *rules.MOVES,
         *rules.WITHIN,
         rule("average", rules.average, rules.PASS_ON),

@@ -21,7 +21,7 @@ from quantc.ir.sites import NodeTable
 from quantc.ir.types import DTYPE_NAMES, TensorType, type_of
 from quantc.patterns.explain_match import Explanation, best_refusal, explain_among
 from quantc.patterns.operand_patterns import LeafKind
-from quantc.patterns.refusals import Cause, Said, UnknownType, WrittenTo, WrongOperand, WrongType
+from quantc.patterns.refusals import Cause, Condition, Said, UnknownType, WrittenTo, WrongOperand, WrongType
 from quantc.patterns.rule import Predicate
 from quantc.patterns.rule_matcher import Admission, Match, Matcher, Refusal
 from quantc.patterns.table import MatchSet, Rule, RuleTable
@@ -94,8 +94,9 @@ class Trial:
         return explain_among(self.matches, node)
 
 
-def _nearness(refusal: Refusal) -> tuple[int, int]:
-    return refusal.progress, refusal.progress - refusal.rule.compiled.required
+def _nearness(refusal: Refusal) -> tuple[int, bool, int]:
+    """How far a rule came; one that a condition refused, of two: its pattern fits."""
+    return refusal.progress, isinstance(refusal.cause, Condition), refusal.progress - refusal.rule.compiled.required
 
 
 @dataclass(eq=False)
