@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -81,11 +81,13 @@ class Seat:
 
 
 class Tally:
-    """Statistics of all groups of a prepared program."""
+    """Statistics of the groups of a prepared program: all of them, or some by name."""
 
-    def __init__(self, program: Program, totals: Mapping[str, Observation]) -> None:
+    def __init__(self, program: Program, totals: Mapping[str, Observation], only: Container[str] | None = None) -> None:
         self.program = program
-        self.seats = {group.name: Seat(spec) for group, spec in data_groups(program)}
+        self.seats = {
+            group.name: Seat(spec) for group, spec in data_groups(program) if only is None or group.name in only
+        }
         self.whole = Whole(
             {name: totals[name] if name in totals else seat.empty() for name, seat in self.seats.items()}
         )
@@ -105,8 +107,9 @@ class Tally:
     def watchers(self) -> dict[fx.Node, Watch]:
         """Watch callbacks by node, for the runner."""
         return {
-            node: self._watch(node, [self.seats[group.name] for group in groups])
+            node: self._watch(node, seats)
             for node, groups in observed_tensors(self.program).items()
+            if (seats := [self.seats[group.name] for group in groups if group.name in self.seats])
         }
 
     def _watch(self, node: fx.Node, seats: list[Seat]) -> Watch:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar, Self
@@ -25,12 +26,12 @@ from quantc.spec.statistic import Statistic
 from quantc.support.option_text import read
 from quantc.support.validated import Frozen
 
-RECOVER = "gram"
-"""What the passes of `qc.recover` need: sums, and sums of products."""
+RECOVER = "gram,extremes"
+"""What the passes of `qc.recover` need: sums, sums of products, and the range of each channel."""
 MAX_BYTES = 2 * 2**30
 OF_ROWS = ("moments", "gram", "reservoir")
 """Statistics of the rows that layers read."""
-COLLECTED = (*OF_ROWS, "fisher", "tokens")
+COLLECTED = (*OF_ROWS, "extremes", "fisher", "tokens")
 """Statistics that a calibration can collect; a cross-Gram takes the quantized model too."""
 
 
@@ -85,16 +86,25 @@ class Tap:
     """None for statistics of the tensor as it is."""
     bytes: int = 0
     """Memory of both halves."""
+    axis: int | None = None
+    """The axis of the channels, for statistics of the tensor by channel."""
 
     @property
     def name(self) -> str:
         """Its key in the plan and in files."""
+        if self.axis is not None and self.rows is None:
+            return key_of(self.kind.statistics, channels_of(self.site, self.axis))
         return key_of(self.kind.statistics, self.site if self.rows is None else self.rows.name)
 
 
 def key_of(kind: str, tensor: str) -> str:
     """The key of a statistic, from its name and that of a layer's input."""
     return f"{kind} {tensor}"
+
+
+def channels_of(site: str, axis: int) -> str:
+    """The name of the channels of a tensor, in keys of statistics."""
+    return f"{site} axis {axis}"
 
 
 @dataclass(frozen=True)
@@ -149,6 +159,8 @@ def _taps(program: Program, kinds: Mapping[str, Mapping[str, Option]]) -> list[T
                 Tap(kind, options, rows.value, rows.site, rows.readers, rows, _bytes(name, rows, options))
                 for rows in inputs
             )
+        elif name == "extremes":
+            found += _channels(kind, options, inputs)
         elif name == "tokens":
             found += _lookups(program, kind, options)
         else:
@@ -159,6 +171,17 @@ def _taps(program: Program, kinds: Mapping[str, Mapping[str, Option]]) -> list[T
                 for node in rows.readers
             )
     return found
+
+
+def _channels(kind: type[Statistic], options: Mapping[str, Option], inputs: Sequence[LayerInput]) -> Iterator[Tap]:
+    """The channels of the tensors that layers read, each tensor once."""
+    found: dict[tuple[str, int], Tap] = {}
+    for rows in inputs:
+        inside = 1 if rows.window is None else math.prod(rows.window.kernel)
+        size = 16 * rows.groups * rows.width // inside
+        readers = (*(known.readers if (known := found.get((rows.site, rows.axis))) else ()), *rows.readers)
+        found[rows.site, rows.axis] = Tap(kind, options, rows.value, rows.site, readers, None, size, rows.axis)
+    return iter(found.values())
 
 
 def _lookups(program: Program, kind: type[Statistic], options: Mapping[str, Option]) -> list[Tap]:
@@ -255,4 +278,15 @@ def gigabytes(count: int) -> str:
     return f"{count / 1000:.1f} kB"
 
 
-__all__ = ["COLLECTED", "MAX_BYTES", "RECOVER", "Collect", "Collection", "Tap", "collection_of", "gigabytes", "key_of"]
+__all__ = [
+    "COLLECTED",
+    "MAX_BYTES",
+    "RECOVER",
+    "Collect",
+    "Collection",
+    "Tap",
+    "channels_of",
+    "collection_of",
+    "gigabytes",
+    "key_of",
+]

@@ -80,13 +80,23 @@ class Collector:
         return found
 
     def _watch_whole(self, tap: Tap, value: Any) -> None:
-        self.hold(tap, value.reshape(1, -1, 1).clone())
+        if not value.numel():
+            return
+        self.hold(tap, value.reshape(1, -1, 1).clone() if tap.axis is None else _ends(value, tap.axis))
 
     def _watch_rows(self, rows: LayerInput, taps: list[Tap], value: Any) -> None:
         has_gram = any(tap.kind.statistics == "gram" for tap in taps)
         found = rows.rows(value, self._batch, share_of(rows, self.effort) if has_gram else 1.0)
         for tap in taps:
             self.hold(tap, found)
+
+
+def _ends(value: Tensor, axis: int) -> Tensor:
+    """The smallest and the largest value of each channel, as two rows: all that its range takes."""
+    value = value.detach().float()
+    others = [other for other in range(value.dim()) if other != axis % value.dim()]
+    ends = [value.amin(others), value.amax(others)] if others else [value, value]
+    return torch.stack(ends).unsqueeze(0)
 
 
 def watching(one: Mapping[fx.Node, Watch], more: Mapping[fx.Node, list[Watch]]) -> dict[fx.Node, Watch]:

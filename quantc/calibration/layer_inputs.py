@@ -81,6 +81,11 @@ class LayerInput:
     """Output channels of a group, of all readers together."""
 
     @property
+    def axis(self) -> int:
+        """The axis of the channels, from the last."""
+        return -1 if self.window is None else -1 - len(self.window.kernel)
+
+    @property
     def name(self) -> str:
         """The key of its statistics."""
         return self.site if self.window is None else f"{self.site} {self.window}"

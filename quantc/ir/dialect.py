@@ -24,6 +24,7 @@ from quantc.ir.op_row import Family, Op, Trait
 aten = torch.ops.aten
 
 
+X, X_AND_Y, X_OR_Y = (("x",),), (("x", "y"),), (("x",), ("y",))
 COMMUTES, KEEPS, EACH, MODAL = Trait.COMMUTES, Trait.PRESERVES_VALUES, Trait.ELEMENTWISE, Trait.MODAL
 XW, XY = ("x", "w"), ("x", "y")
 RANKS = (1, 2, 3)
@@ -50,11 +51,11 @@ OPS: tuple[Op, ...] = (
     ),
     _op("linear", aten.linear.default, "x w b", Family.MATMUL, factors=XW),
     _op("bilinear", aten.bilinear.default, "x y w b", Family.CONTRACTION),
-    _op("matmul", aten.matmul.default, "x y", Family.MATMUL, factors=XY),
+    _op("matmul", aten.matmul.default, "x y", Family.MATMUL, factors=XY, scales=X_OR_Y),
     _op("addmm", aten.addmm.default, "b x y", Family.MATMUL, factors=XY),
     _op("baddbmm", aten.baddbmm.default, "b x y", Family.MATMUL, factors=XY),
     _op("einsum", aten.einsum.default, "equation operands", Family.CONTRACTION),
-    _op("sdpa", aten.scaled_dot_product_attention.default, "q k v mask", Family.CONTRACTION, MODAL),
+    _op("sdpa", aten.scaled_dot_product_attention.default, "q k v mask", Family.CONTRACTION, MODAL, scales=(("v",),)),
     _op("embedding", aten.embedding.default, "w indices", Family.LOOKUP),
     _op("embedding_bag", aten.embedding_bag.padding_idx, "w indices offsets", Family.LOOKUP),
     *(
@@ -66,16 +67,16 @@ OPS: tuple[Op, ...] = (
         for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
     ),
     # binary arithmetic
-    _op("add", aten.add.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH),
-    _op("sub", aten.sub.Tensor, "x y", Family.ARITHMETIC, EACH, aliases=("subtract",)),
+    _op("add", aten.add.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH, scales=X_AND_Y),
+    _op("sub", aten.sub.Tensor, "x y", Family.ARITHMETIC, EACH, aliases=("subtract",), scales=X_AND_Y),
     _op("rsub", aten.rsub.Scalar, "x y", Family.ARITHMETIC, EACH, examples={"y": (1.0,)}),
-    _op("mul", aten.mul.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH, aliases=("multiply",)),
-    _op("div", aten.div.Tensor, "x y", Family.ARITHMETIC, EACH, aliases=("divide", "true_divide")),
+    _op("mul", aten.mul.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH, aliases=("multiply",), scales=X_OR_Y),
+    _op("div", aten.div.Tensor, "x y", Family.ARITHMETIC, EACH, aliases=("divide", "true_divide"), scales=X),
     _op("pow", aten.pow.Tensor_Scalar, "x exponent", Family.ARITHMETIC, EACH),
-    _op("maximum", aten.maximum.default, "x y", Family.ARITHMETIC, COMMUTES, EACH),
-    _op("minimum", aten.minimum.default, "x y", Family.ARITHMETIC, COMMUTES, EACH),
-    _op("where", aten.where.self, "condition x y", Family.ARITHMETIC, EACH),
-    _op("masked_fill", aten.masked_fill.Scalar, "x mask value", Family.ARITHMETIC, EACH),
+    _op("maximum", aten.maximum.default, "x y", Family.ARITHMETIC, COMMUTES, EACH, scales=X_AND_Y),
+    _op("minimum", aten.minimum.default, "x y", Family.ARITHMETIC, COMMUTES, EACH, scales=X_AND_Y),
+    _op("where", aten.where.self, "condition x y", Family.ARITHMETIC, EACH, scales=X_AND_Y),
+    _op("masked_fill", aten.masked_fill.Scalar, "x mask value", Family.ARITHMETIC, EACH, scales=X),
     # activations
     _activation("relu", curves.RELU),
     _activation("clamp", curves.clamp, "x min max", aliases=("clip",), examples={"min": (-1.0,), "max": (1.0,)}),
@@ -88,7 +89,7 @@ OPS: tuple[Op, ...] = (
     _activation("elu", curves.elu),
     _activation("selu", curves.SELU),
     _activation("celu", curves.celu),
-    _op("prelu", aten.prelu.default, "x w", Family.OTHER),
+    _op("prelu", aten.prelu.default, "x w", Family.OTHER, scales=X),
     _activation("sigmoid", curves.SIGMOID, range=(0.0, 1.0), aliases=("special_expit",)),
     _activation("tanh", curves.TANH, range=(-1.0, 1.0)),
     _activation("softplus", curves.softplus),
@@ -96,8 +97,8 @@ OPS: tuple[Op, ...] = (
     _op("glu", aten.glu.default, "x", Family.OTHER, examples=LAST_AXIS),
     _op("softmax", aten.softmax.int, "x dim", Family.SOFTMAX, range=(0.0, 1.0), examples=LAST_AXIS),
     _op("log_softmax", aten.log_softmax.int, "x dim", Family.SOFTMAX, examples=LAST_AXIS),
-    _op("neg", aten.neg.default, "x", Family.MATH, EACH, aliases=("negative",)),
-    _op("abs", aten.abs.default, "x", Family.MATH, EACH, aliases=("absolute",)),
+    _op("neg", aten.neg.default, "x", Family.MATH, EACH, aliases=("negative",), scales=X),
+    _op("abs", aten.abs.default, "x", Family.MATH, EACH, aliases=("absolute",), scales=X),
     *(
         _op(name, getattr(aten, name).default, "x", Family.MATH, EACH)
         for name in ("exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "erf")
@@ -109,7 +110,15 @@ OPS: tuple[Op, ...] = (
     _op("group_norm", aten.group_norm.default, "x num_groups w b", Family.NORM),
     _op("rms_norm", aten.rms_norm.default, "x normalized_shape w", Family.NORM),
     *(
-        _op(name, getattr(aten, name).default, "x", Family.DROPOUT, MODAL, examples={"p": (0.5,), "train": (False,)})
+        _op(
+            name,
+            getattr(aten, name).default,
+            "x",
+            Family.DROPOUT,
+            MODAL,
+            examples={"p": (0.5,), "train": (False,)},
+            scales=X,
+        )
         for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
     ),
     # pooling, reduction
@@ -118,7 +127,10 @@ OPS: tuple[Op, ...] = (
         for n in RANKS
     ),
     _op("max_pool2d_with_indices", aten.max_pool2d_with_indices.default, "x", Family.OTHER, spatial=2),
-    *(_op(f"avg_pool{n}d", getattr(aten, f"avg_pool{n}d").default, "x", Family.AVERAGE_POOL, spatial=n) for n in RANKS),
+    *(
+        _op(f"avg_pool{n}d", getattr(aten, f"avg_pool{n}d").default, "x", Family.AVERAGE_POOL, spatial=n, scales=X)
+        for n in RANKS
+    ),
     *(
         _op(
             f"adaptive_avg_pool{n}d",
@@ -126,14 +138,15 @@ OPS: tuple[Op, ...] = (
             "x",
             Family.ADAPTIVE_POOL,
             spatial=n,
+            scales=X,
             aliases=(f"_adaptive_avg_pool{n}d",) if n > 1 else (),
         )
         for n in RANKS
     ),
-    _op("mean", aten.mean.dim, "x dim", Family.REDUCTION),
-    _op("sum", aten.sum.dim_IntList, "x dim", Family.REDUCTION),
-    _op("amax", aten.amax.default, "x dim", Family.EXTREME),
-    _op("amin", aten.amin.default, "x dim", Family.EXTREME),
+    _op("mean", aten.mean.dim, "x dim", Family.REDUCTION, scales=X),
+    _op("sum", aten.sum.dim_IntList, "x dim", Family.REDUCTION, scales=X),
+    _op("amax", aten.amax.default, "x dim", Family.EXTREME, scales=X),
+    _op("amin", aten.amin.default, "x dim", Family.EXTREME, scales=X),
     _op("max", aten.max.dim, "x dim", Family.OTHER),
     _op("min", aten.min.dim, "x dim", Family.OTHER),
     _op("topk", aten.topk.default, "x", Family.OTHER),
@@ -192,8 +205,8 @@ OPS: tuple[Op, ...] = (
         _op(f"upsample_nearest{n}d", getattr(aten, f"upsample_nearest{n}d").vec, "x", Family.RESIZE, KEEPS, spatial=n)
         for n in RANKS
     ),
-    _op("upsample_linear1d", aten.upsample_linear1d.vec, "x", Family.INTERPOLATE, spatial=1),
-    _op("upsample_bilinear2d", aten.upsample_bilinear2d.vec, "x", Family.INTERPOLATE, spatial=2),
+    _op("upsample_linear1d", aten.upsample_linear1d.vec, "x", Family.INTERPOLATE, spatial=1, scales=X),
+    _op("upsample_bilinear2d", aten.upsample_bilinear2d.vec, "x", Family.INTERPOLATE, spatial=2, scales=X),
     _op("contiguous", aten.contiguous.default, "x", Family.COPY, KEEPS),
     _op("clone", aten.clone.default, "x", Family.COPY, KEEPS),
     _op("detach", aten.detach.default, "x", Family.COPY, KEEPS),

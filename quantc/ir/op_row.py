@@ -99,3 +99,6 @@ class Op:
     """For arguments that are no tensors and have no default that will do: values to try the op with."""
     spatial: int | None = None
     """For ops over windows: the number of spatial axes."""
+    scales: tuple[tuple[str, ...], ...] = ()
+    """Sets of operands: multiplying all of one set by a positive number multiplies the result by it. Ops that preserve
+    values, and functions of one number, need no row: see `quantc.ir.homogeneity`."""

@@ -60,13 +60,13 @@ class FittingPass(Pass):
         """A proposal, or the reason why there is none."""
 
     def run(self, program: Program) -> Outcome:
-        if _is_done(program, str(self)):
+        if is_done(program, str(self)):
             return Outcome(False, ("it has run, and nothing has changed since",))
         judgments = fit(program, self.propose, self.reduce_range)
         return Outcome(any(each.fate == "kept" for each in judgments), tuple(map(str, judgments)), tuple(judgments))
 
 
-def _is_done(program: Program, name: str) -> bool:
+def is_done(program: Program, name: str) -> bool:
     """True if the pass was the last that fitted, and no data has come since."""
     for entry in reversed(program.log):
         if entry.name == name and entry.judgments:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from quantc import pipelines
+from quantc.calibration.observe_again import observe_again
 from quantc.errors import CalibrationError, PipelineError
+from quantc.ir.batch_inputs import Inputs, check_batches, select_inputs
 from quantc.ir.program import Program, Stage, check_has_plan, check_program
 from quantc.pipeline.pipeline import Hook, Pipeline, hooks_of
 from quantc.recover.fitting import TELL
+from quantc.recover.transforming import SEE_AGAIN
 from quantc.support.progress import Style, Told, show_progress
 from quantc.verbs.prepare import check_stage
 
@@ -17,6 +21,8 @@ def recover(
     prepared: Program,
     passes: str | Pipeline = "auto",
     *,
+    batches: Iterable[Any] | None = None,
+    inputs: Inputs | None = None,
     progress: Style | Told = "auto",
     hooks: Sequence[Hook] = (),
 ) -> Program:
@@ -27,7 +33,11 @@ def recover(
     becomes worse than rounded to nearest. `passes` is pipeline text, a pipeline, or "auto", which is
     `qc.pipelines.recover()`. What became of each layer is in `program.recovery()` and in the log.
 
-    The program keeps its float weights, and computes what it did; `qc.convert` puts the fitted ones in their place.
+    Transforms such as `equalize` come first. They move factors between the program's constants, so that its numbers stay
+    and its tensors get ranges that quantize better; `batches`, the calibration's, are for the ranges that change by that.
+    Without them, such tensors stay as they are. `inputs` is as in `qc.calibrate`.
+
+    The program computes what it did, and keeps float weights; `qc.convert` puts the fitted ones in their place.
     `prepared` is not modified. `progress` is as in `qc.calibrate`; `hooks` are called around every pass.
     """
     check_program(prepared, "recover", "prepared = qc.prepare(qc.capture(model, example_inputs), backend)")
@@ -53,12 +63,28 @@ def recover(
             advice='collect it: qc.calibrate(prepared, batches, collect="recover")',
         )
     better = prepared.draft()
+    see = None if batches is None else _seeing(prepared, batches, inputs)
     with show_progress(f"fitting {prepared.name}", progress, unit="layers") as told:
-        token = TELL.set(_Counter(told))
+        token, seeing = TELL.set(_Counter(told)), SEE_AGAIN.set(see)
         try:
             return pipeline.run(better, hooks_of(hooks))
         finally:
             TELL.reset(token)
+            SEE_AGAIN.reset(seeing)
+
+
+def _seeing(
+    prepared: Program, batches: Iterable[Any], inputs: Inputs | None
+) -> Callable[[Program, Sequence[str]], str]:
+    """Observes ranges with batches, which several passes may ask for."""
+    check_batches(batches)
+    if iter(batches) is batches:
+        raise CalibrationError(
+            "the batches can be gone through once only, and each pass that changes ranges takes them",
+            where=f"qc.recover(batches={type(batches).__name__})",
+            advice="give them as a list, or anything that can be iterated again",
+        )
+    return lambda program, names: observe_again(program, select_inputs(batches, inputs, prepared), names)
 
 
 class _Counter:

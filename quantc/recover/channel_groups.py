@@ -1,0 +1,122 @@
+"""Channel groups: channels of tensors that may be multiplied by a factor without a change of what a program computes.
+
+Constants absorb the factors: the rows of the weight that makes a tensor are multiplied, and the columns of those that read it
+are divided. In between, ops pass a factor on if they are positively homogeneous, which is a fact of their rows (see
+`quantc.ir.homogeneity`). One walk over the graph finds for every channel of every tensor which others it must agree with,
+and which cannot change, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch import fx
+
+from quantc.ir.program import Program
+from quantc.recover.channel_classes import Labels, Solved
+from quantc.recover.channel_rules import label
+from quantc.recover.channel_walk import Use, Walk
+
+FIXED = -1
+"""Stands for all classes whose factor is 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelGroup:
+    """Classes of channels that belong together: those of a tensor, and of all that share one with it."""
+
+    site: str
+    """The op that makes its first tensor, and how many more it has."""
+    classes: Labels
+    """Those that may have a factor; none if the group is refused."""
+    reason: str
+    """Why a channel of it must stay as it is; empty if none must."""
+    makers: tuple[fx.Node, ...]
+    """Ops whose constants make the factors."""
+    readers: tuple[fx.Node, ...]
+    """Ops whose constants undo them."""
+
+    @property
+    def is_movable(self) -> bool:
+        return bool(self.classes.size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelGroups:
+    """The channel groups of a program."""
+
+    count: int
+    """The number of classes that may have a factor. `FIXED` stands for all others."""
+    groups: tuple[ChannelGroup, ...]
+    """In the order of the program: those between ops with weights, and those that such ops begin or end."""
+    uses: tuple[Use, ...]
+    tensors: dict[fx.Node, Labels]
+    """The class of every channel of every tensor."""
+
+    @staticmethod
+    def of(program: Program) -> ChannelGroups:
+        walk = Walk(program)
+        for node in program.nodes():
+            label(walk, node)
+        solved = walk.classes.solved()
+        classes = _numbered(solved)
+        uses = tuple(
+            Use(use.constant, use.reader, *(None if each is None else classes[each] for each in (use.up, use.down)))
+            for use in walk.uses
+        )
+        groups = tuple(_groups(walk, solved, classes))
+        tensors = {node: classes[labels] for node, labels in walk.labels.items()}
+        return ChannelGroups(int(classes.max(initial=FIXED)) + 1, groups, uses, tensors)
+
+
+def _numbered(solved: Solved) -> Labels:
+    """The class of each label, those that may have a factor in order."""
+    is_free = np.ones(len(solved.root), np.bool_)
+    is_free[list(solved.reasons)] = False
+    roots = np.unique(solved.root[is_free[solved.root]])
+    found = np.full(len(solved.root), FIXED, np.int64)
+    found[roots] = np.arange(len(roots))
+    return found[solved.root]
+
+
+def _groups(walk: Walk, solved: Solved, classes: Labels) -> Iterator[ChannelGroup]:
+    makers: dict[int, dict[fx.Node, None]] = {}
+    readers: dict[int, dict[fx.Node, None]] = {}
+    for use in walk.uses:
+        for labels, table in ((use.up, makers), (use.down, readers)):
+            for group in () if labels is None else np.unique(solved.group[labels]).tolist():
+                table.setdefault(group, {})[use.reader] = None
+    members = dict(_by_group(solved.group))
+    for group in sorted(readers.keys() | makers.keys()):
+        own = np.asarray(members[group])
+        free = np.unique(classes[own])
+        reasons = [solved.reasons[each] for each in np.unique(solved.root[own]).tolist() if each in solved.reasons]
+        first, last = tuple(makers.get(group, ())), tuple(readers.get(group, ()))
+        if not last:
+            continue  # what it makes goes nowhere that would undo it
+        if not first:
+            reasons = reasons or ["nothing makes it"]
+        yield ChannelGroup(_site(walk, first, last), free[free != FIXED], reasons[0] if reasons else "", first, last)
+
+
+def _by_group(group: Labels) -> Iterator[tuple[int, list[int]]]:
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    for part in np.split(order, starts[1:]):
+        if part.size:
+            yield int(group[part[0]]), part.tolist()
+
+
+def _site(walk: Walk, makers: tuple[fx.Node, ...], readers: tuple[fx.Node, ...]) -> str:
+    """`conv2d (features.0 : Conv2d) and 2 more -> conv2d_1`."""
+
+    def several(nodes: tuple[fx.Node, ...]) -> str:
+        more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+        return f"{walk.name(nodes[0])}{more}" if nodes else "input"
+
+    return f"{several(makers)} -> {several(readers)}"
+
+
+__all__ = ["FIXED", "ChannelGroup", "ChannelGroups", "Use"]

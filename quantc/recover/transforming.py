@@ -1,0 +1,182 @@
+"""The driver of passes that transform a program without a change of its numbers, so that it quantizes better.
+
+A pass proposes factors for channel groups. Each group is judged by the noise it has on the half of the batches that factors
+were not fitted to, and the program's outputs are compared on example inputs and on noise; what is no better, or changes the
+numbers, is undone. Statistics go along where they can; ranges that the data must show again are seen again.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from quantc.ir.judgment import Judgment
+from quantc.ir.program import Program, Stage
+from quantc.ir.site_index import Places
+from quantc.pipeline.base_pass import Outcome, Pass, Preserves
+from quantc.pipeline.numeric_guard import isolated_run, why_not_guarded
+from quantc.pipeline.tolerance import Gap, Tolerance, gap
+from quantc.recover.channel_groups import ChannelGroup, ChannelGroups
+from quantc.recover.equalizing import best_factors
+from quantc.recover.factors import apply, carry, changes, ranges_to_see
+from quantc.recover.fitting import is_done
+from quantc.recover.noise import NoiseModel, noise_model
+from quantc.support.noise import noise_like
+
+SEE_AGAIN: ContextVar[Callable[[Program, Sequence[str]], str] | None] = ContextVar("SEE_AGAIN", default=None)
+"""Observes the ranges of some groups of the plan again, and says so."""
+LEAST_GAIN = 0.01
+"""The share of the noise that factors must take away to be kept."""
+SEEDS = (0, 1)
+"""Of the noise that outputs are compared on."""
+
+
+class TransformPass(Pass):
+    """A pass that moves factors from channels to the constants around them. Run again before anything else has changed, it
+    does nothing."""
+
+    needs: ClassVar[Stage] = Stage.SHARED
+    before: ClassVar[Stage | None] = Stage.QUANTIZED
+    preserves: ClassVar[Preserves] = Preserves.CLOSELY
+
+    factors: Literal["powers-of-two", "any"] = "powers-of-two"
+    """The factors allowed: powers of two change no float number, and leave the outputs their bits."""
+
+    @abstractmethod
+    def concerns(self, program: Program, group: ChannelGroup) -> bool:
+        """True if a group is one of those that this pass is for."""
+
+    def run(self, program: Program) -> Outcome:
+        if is_done(program, str(self)):
+            return Outcome(False, ("it has run, and nothing has changed since",))
+        work = _Work(program, self)
+        work.run()
+        notes = (*map(str, work.judgments), *work.notes)
+        return Outcome(any(each.fate == "kept" for each in work.judgments), notes, tuple(work.judgments))
+
+
+@dataclass(eq=False)
+class _Work:
+    """One run of a pass."""
+
+    program: Program
+    asked: TransformPass
+
+    def __post_init__(self) -> None:
+        self.judgments: list[Judgment] = []
+        self.notes: list[str] = []
+
+    @torch.no_grad()
+    def run(self) -> None:
+        groups = ChannelGroups.of(self.program)
+        model = noise_model(self.program, groups)
+        chosen = [group for group in groups.groups if self._is_chosen(group, groups, model)]
+        if not chosen:
+            return
+        factors = self._found(model, groups, chosen)
+        kept = [group for group in chosen if self._judge(group, model, factors)]
+        if kept:
+            self._carry_out(groups, kept, factors)
+
+    def _is_chosen(self, group: ChannelGroup, groups: ChannelGroups, model: NoiseModel) -> bool:
+        if not self.asked.concerns(self.program, group):
+            return False
+        reason = (group.reason or "no channel can be scaled") if not group.is_movable else model.why_not(group)
+        reason = reason or self._why_not_now(group, groups)
+        if reason is not None:
+            self.judgments.append(Judgment(group.site, "refused", reason=reason))
+        return reason is None
+
+    def _why_not_now(self, group: ChannelGroup, groups: ChannelGroups) -> str | None:
+        trial = torch.ones(groups.count + 1, dtype=torch.float64)
+        trial[torch.from_numpy(group.classes)] = 2.0
+        plan, places = self.program.plan, Places(self.program)
+        touched = {node for node, change in changes(self.program, groups, trial).items() if bool((change != 1).any())}
+        fitted = {places.value(site) for site in plan.fitted}
+        if touched & fitted:
+            return "its weights were fitted already: transform before fitting"
+        if SEE_AGAIN.get() is None and (names := ranges_to_see(self.program, groups, trial)):
+            return f"the range of {names[0]} must be seen again: give qc.recover batches="
+        return None
+
+    def _found(self, model: NoiseModel, groups: ChannelGroups, chosen: Sequence[ChannelGroup]) -> Tensor:
+        movable = torch.cat([torch.from_numpy(group.classes) for group in chosen])
+        with torch.enable_grad():
+            found = best_factors(model, groups.count, movable)
+        if self.asked.factors == "powers-of-two":
+            found = found.round()
+        return torch.cat([torch.exp2(found), torch.ones(1, dtype=torch.float64)])
+
+    def _judge(self, group: ChannelGroup, model: NoiseModel, factors: Tensor) -> bool:
+        """Whether a group is better with its factors, by what it was not fitted to; else they become 1."""
+        classes = torch.from_numpy(group.classes)
+        parts, without = model.parts(classes), factors.clone()
+        without[classes] = 1.0
+        before, after = (sum(part.of(each) for part in parts) / len(group.readers) for each in (without, factors))
+        if after < before * (1 - LEAST_GAIN):
+            self.judgments.append(Judgment(group.site, "kept", before, after, group.reason))
+            return True
+        factors[classes] = 1.0
+        why = "no better on the batches that it was not fitted to"
+        self.judgments.append(Judgment(group.site, "undone", before, after, why))
+        return False
+
+    def _carry_out(self, groups: ChannelGroups, kept: Sequence[ChannelGroup], factors: Tensor) -> None:
+        self._apply_guarded(groups, kept, factors)
+        names = ranges_to_see(self.program, groups, factors)
+        dropped = carry(self.program, groups, factors)
+        self.notes += [f"{key} was dropped: only the data would tell it" for key in dropped]
+        if names and (see := SEE_AGAIN.get()) is not None:
+            self.notes.append(see(self.program, names))
+
+    def _apply_guarded(self, groups: ChannelGroups, kept: Sequence[ChannelGroup], factors: Tensor) -> None:
+        """Put factors in. If that changes the outputs, group by group, without those that do."""
+        if (reason := why_not_guarded(self.program, None)) is not None:
+            self.notes.append(f"outputs were not compared: {reason}")
+            apply(self.program, groups, factors)
+            return
+        expected = outputs_of(self.program)
+        applied = apply(self.program, groups, factors)
+        if first_gap(expected, outputs_of(self.program)) is None:
+            return
+        applied.undo(self.program)
+        wanted = factors.clone()
+        factors.fill_(1.0)
+        for group in kept:
+            classes = torch.from_numpy(group.classes)
+            alone = torch.ones_like(factors)
+            alone[classes] = wanted[classes]
+            applied = apply(self.program, groups, alone)
+            found = first_gap(expected, outputs_of(self.program))
+            if found is None:
+                factors[classes] = wanted[classes]
+                continue
+            applied.undo(self.program)
+            index = next(i for i, each in enumerate(self.judgments) if each.site == group.site and each.fate == "kept")
+            known = self.judgments[index]
+            why = f"an output {found}"
+            self.judgments[index] = Judgment(group.site, "undone", known.before, known.after, why)
+
+
+def outputs_of(program: Program) -> list[list[object]]:
+    """The outputs of a program on its example inputs, and on noise like them."""
+    leaves = list(program.example_inputs or ())
+    every = [leaves, *(noise_like(leaves, torch.Generator().manual_seed(seed)) for seed in SEEDS)]
+    found = []
+    for each in every:
+        with isolated_run(program, 0):
+            copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in each]
+            found.append(pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, program.run_flat(copies)))
+    return found
+
+
+def first_gap(before: object, after: object) -> Gap | None:
+    """The first difference beyond rounding."""
+    return gap(before, after, Preserves.CLOSELY, Tolerance())
