@@ -119,7 +119,7 @@ class Collection:
 
     def __str__(self) -> str:
         kinds = ", ".join(dict.fromkeys(tap.kind.statistics for tap in self.taps))
-        tensors = len({(tap.site, tap.rows.name if tap.rows else "") for tap in self.taps})
+        tensors = len({tap.site for tap in self.taps})
         work = "" if not self.work else f", {self.work:.2f} x the multiply-adds of their layers, in float64"
         if any(tap.kind.statistics == "fisher" for tap in self.taps):
             work += ", and a backward pass"

@@ -9,7 +9,7 @@ and which cannot change, with the reason.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import fx
@@ -62,13 +62,14 @@ class ChannelGroups:
             label(walk, node)
         solved = walk.classes.solved()
         classes = _numbered(solved)
-        uses = tuple(
-            Use(use.constant, use.reader, *(None if each is None else classes[each] for each in (use.up, use.down)))
-            for use in walk.uses
-        )
+        uses = tuple(replace(use, up=_of(classes, use.up), down=_of(classes, use.down)) for use in walk.uses)
         groups = tuple(_groups(walk, solved, classes))
         tensors = {node: classes[labels] for node, labels in walk.labels.items()}
         return ChannelGroups(int(classes.max(initial=FIXED)) + 1, groups, uses, tensors)
+
+
+def _of(classes: Labels, labels: Labels | None) -> Labels | None:
+    return None if labels is None else classes[labels]
 
 
 def _numbered(solved: Solved) -> Labels:
@@ -85,7 +86,7 @@ def _groups(walk: Walk, solved: Solved, classes: Labels) -> Iterator[ChannelGrou
     makers: dict[int, dict[fx.Node, None]] = {}
     readers: dict[int, dict[fx.Node, None]] = {}
     for use in walk.uses:
-        for labels, table in ((use.up, makers), (use.down, readers)):
+        for labels, table in ((use.made, makers), (use.undone, readers)):
             for group in () if labels is None else np.unique(solved.group[labels]).tolist():
                 table.setdefault(group, {})[use.reader] = None
     members = dict(_by_group(solved.group))
@@ -94,11 +95,11 @@ def _groups(walk: Walk, solved: Solved, classes: Labels) -> Iterator[ChannelGrou
         free = np.unique(classes[own])
         reasons = [solved.reasons[each] for each in np.unique(solved.root[own]).tolist() if each in solved.reasons]
         first, last = tuple(makers.get(group, ())), tuple(readers.get(group, ()))
-        if not last:
-            continue  # what it makes goes nowhere that would undo it
-        if not first:
-            reasons = reasons or ["nothing makes it"]
-        yield ChannelGroup(_site(walk, first, last), free[free != FIXED], reasons[0] if reasons else "", first, last)
+        reason = (
+            reasons[0] if reasons else "" if first and last else "no constant makes it" if last else "nothing reads it"
+        )
+        free = free[free != FIXED] if first and last else free[:0]
+        yield ChannelGroup(_site(walk, first, last), free, reason, first, last)
 
 
 def _by_group(group: Labels) -> Iterator[tuple[int, list[int]]]:
@@ -114,7 +115,7 @@ def _site(walk: Walk, makers: tuple[fx.Node, ...], readers: tuple[fx.Node, ...])
 
     def several(nodes: tuple[fx.Node, ...]) -> str:
         more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
-        return f"{walk.name(nodes[0])}{more}" if nodes else "input"
+        return f"{walk.name(nodes[0])}{more}" if nodes else "..."
 
     return f"{several(makers)} -> {several(readers)}"
 

@@ -170,20 +170,20 @@ def _product(walk: Walk, node: fx.Node) -> None:
     """An elementwise product: a constant absorbs factors on both sides; of two tensors, one may have any."""
     x, y = argument(node, "x"), argument(node, "y")
     for one, other in ((x, y), (y, x)):
-        if walk.constant(other) is not None and isinstance(one, fx.Node) and _gain(walk, node, one, other, "up"):
+        if walk.constant(other) is not None and isinstance(one, fx.Node) and _gain(walk, node, one, other):
             return
     _carried(walk, node, x, y)
 
 
 def _quotient(walk: Walk, node: fx.Node) -> None:
     x, y = argument(node, "x"), argument(node, "y")
-    if walk.constant(y) is not None and isinstance(x, fx.Node) and _gain(walk, node, x, y, "down"):
+    if walk.constant(y) is not None and isinstance(x, fx.Node) and _gain(walk, node, x, y, divides=True):
         return
     walk.keep(y, f"{walk.name(node)} divides by it")
     _carried(walk, node, x, None)
 
 
-def _gain(walk: Walk, node: fx.Node, x: fx.Node, c: fx.Node, side: str) -> bool:
+def _gain(walk: Walk, node: fx.Node, x: fx.Node, c: fx.Node, *, divides: bool = False) -> bool:
     """A factor for each element of a constant that multiplies or divides; False if it cannot undo those of `x`."""
     tensor, labels, rank = walk.constant(c), walk.labels.get(x), _rank(walk, node)
     if tensor is None or labels is None or rank is None or tensor.numel() > LARGE or labels.ndim > rank:
@@ -192,8 +192,8 @@ def _gain(walk: Walk, node: fx.Node, x: fx.Node, c: fx.Node, side: str) -> bool:
     if any(width > 1 and size == 1 for width, size in zip(own.shape, shape, strict=True)):
         return False
     out = walk.classes.fresh(shape)
-    pair = [each[(0,) * (rank - tensor.dim())] for each in (out, own)]
-    walk.uses.append(Use(c, node, *(pair if side == "up" else reversed(pair))))
+    made, undone = (each[(0,) * (rank - tensor.dim())] for each in (out, own))
+    walk.uses.append(Use(c, node, undone, made, divides) if divides else Use(c, node, made, undone))
     walk.set(node, out)
     return True
 
@@ -274,14 +274,20 @@ def _proportional(walk: Walk, node: fx.Node, row: Op, names: Sequence[str]) -> N
     for name, value in given.items():
         if name not in names:
             _keep_all_in(walk, value, f"{walk.name(node)} reads it as {name}")
-    found = [walk.of(value, node) for value in values if isinstance(value, fx.Node)]
-    if any(each is None for each in found) or not found:
+    found = _labels_of(walk, node, [value for value in values if isinstance(value, fx.Node)])
+    if not found:
         _refuse(walk, node, "of which not all is known")
         return
-    labels = _raised(found[0], rank) if len(found) > 1 else found[0]  # type: ignore[type-var]
+    labels = _raised(found[0], rank) if len(found) > 1 else found[0]
     for other in found[1:]:
-        labels = walk.classes.unite(labels, _raised(other, rank))  # type: ignore[arg-type]
-    _behind(walk, node, row, labels, rank)  # type: ignore[arg-type]
+        labels = walk.classes.unite(labels, _raised(other, rank))
+    _behind(walk, node, row, labels, rank)
+
+
+def _labels_of(walk: Walk, node: fx.Node, values: Sequence[Any]) -> list[Labels]:
+    """The labels of several operands; none if one has none."""
+    found = [labels for value in values if (labels := walk.of(value, node)) is not None]
+    return found if len(found) == len(values) else []
 
 
 def _keep_all_in(walk: Walk, value: Any, reason: str) -> None:
@@ -372,23 +378,23 @@ def _numbers(walk: Walk, node: fx.Node) -> tuple[list[Any], dict[str, Any]] | No
         unknown = True
         return value
 
-    args, kwargs = map_arg((node.args[1:], node.kwargs), known)  # type: ignore[misc]
-    return None if unknown else (list(args), dict(kwargs))  # type: ignore[arg-type]
+    args: Any = map_arg(node.args[1:], known)
+    kwargs: Any = map_arg(node.kwargs, known)
+    return None if unknown else (list(args), dict(kwargs))
 
 
 def _join(walk: Walk, node: fx.Node) -> None:
-    values: Any = argument(node, "xs")
-    found = [walk.of(value, node) for value in values]
-    shapes = [walk.shape(value) for value in values]
-    axis = argument(node, "dim")
-    if not isinstance(axis, int) or any(each is None for each in (*found, *shapes)):
+    values, axis = argument(node, "xs"), argument(node, "dim")
+    found = _labels_of(walk, node, values)
+    shapes = [shape for value in values if (shape := walk.shape(value)) is not None]
+    if not isinstance(axis, int) or not found or len(shapes) < len(values):
         _refuse(walk, node, "of which not all is known")
         return
     if is_op(node, "stack"):
-        axis %= len(shapes[0]) + 1  # type: ignore[arg-type]
-        found = [np.expand_dims(each, axis) for each in found]  # type: ignore[arg-type,type-var]
-        shapes = [(*shape[:axis], 1, *shape[axis:]) for shape in shapes]  # type: ignore[index]
-    walk.set(node, joined(found, shapes, axis))  # type: ignore[arg-type]
+        axis %= len(shapes[0]) + 1
+        found = [np.expand_dims(each, axis) for each in found]
+        shapes = [(*shape[:axis], 1, *shape[axis:]) for shape in shapes]
+    walk.set(node, joined(found, shapes, axis))
 
 
 _BY_NAME: dict[str, Rule] = {

@@ -30,6 +30,18 @@ class Use:
     reader: fx.Node
     up: Labels | None = None
     down: Labels | None = None
+    divides: bool = False
+    """True if the constant is a divisor."""
+
+    @property
+    def made(self) -> Labels | None:
+        """The channels of the result, whose factors it makes."""
+        return self.down if self.divides else self.up
+
+    @property
+    def undone(self) -> Labels | None:
+        """The channels that are read, whose factors it undoes."""
+        return self.up if self.divides else self.down
 
 
 @dataclass(slots=True, eq=False)

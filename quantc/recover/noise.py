@@ -26,6 +26,7 @@ from quantc.ir.site_index import Places
 from quantc.observe.extremes import Extremes
 from quantc.observe.module import behind, observer_nodes
 from quantc.observe.observation_registry import start
+from quantc.recover.channel_classes import Labels
 from quantc.recover.channel_groups import ChannelGroup, ChannelGroups, Use
 from quantc.recover.objective import Objective, why_not
 from quantc.spec.formats import Scheme
@@ -171,14 +172,14 @@ class _Builder:
         group = self._quantized(use)
         if layer is None and group is not None and group.source is Source.CONSTANTS:
             self.unknown[use.reader] = f"nothing is known of the rows that {self.program.describe(use.reader)} reads"
-        if use.down is None:
+        if use.undone is None:
             return
         weight = self.program.tensor(use.constant)
         if weight is None:
             return
         square = weight.detach().double().square()
         share = layer.share if layer is not None else 1 / (float(square.sum()) or 1.0)
-        labels = _spread(use.down, weight)
+        labels = _spread(use.undone, weight)
         self.energy.index_add_(0, labels.reshape(-1) % len(self.energy), (square * share).reshape(-1))
 
     def _quantized(self, use: Use) -> Group | None:
@@ -231,11 +232,11 @@ def _by_channel(layer: LayerNoise) -> Tensor:
     return first.reshape(groups * first.shape[1], -1)[:, 0]
 
 
-def _spread(labels: object, weight: Tensor) -> Tensor:
+def _spread(labels: Labels | None, weight: Tensor) -> Tensor:
     """Labels as a tensor of the weight's shape."""
     if labels is None:
         return torch.full((1,) * weight.dim(), -1).expand(weight.shape)
-    return torch.from_numpy(labels).expand(weight.shape)  # type: ignore[arg-type]
+    return torch.from_numpy(labels).expand(weight.shape)
 
 
 __all__ = ["LayerNoise", "NoiseModel", "TensorNoise", "noise_model"]

@@ -10,14 +10,16 @@ from quantc.hooks import Guard, Truth, Verify
 from quantc.ir.program import Program
 from quantc.pipeline.pipeline import Pipeline
 from quantc.recover.fitting import FittingPass
+from quantc.recover.transforming import TransformPass
 from tests.support.paths import TESTS
 from tests.support.small_backend import SMALL
-from tests.support.text_programs import program_of, see
+from tests.support.text_programs import program_of, see, seen_again
 
 BACKEND = SMALL.name
 """Cases name it in their pipelines: importing it registers it."""
 FOLDER = TESTS / "golden"
 FILES = sorted(FOLDER.glob("*/*.txt"))
+RECOVERING = (FittingPass, TransformPass)
 RULE = "=====\n"
 DIGEST = re.compile(r" #[0-9a-f]{8}\b")
 LONG = re.compile(r"\b\d+\.\d{7,}\b")
@@ -48,8 +50,9 @@ class Golden:
         self.pipeline.run(program, [Truth(), Verify(), guard])
         plan = "" if self.then else str(program.plan)
         if self.then:
-            see(program, "recover" if any(isinstance(step, FittingPass) for step in self.then) else None)
-            self.then.run(program, [Truth(), Verify(), guard])
+            see(program, "recover" if any(isinstance(step, RECOVERING) for step in self.then) else None)
+            with seen_again():
+                self.then.run(program, [Truth(), Verify(), guard])
         notes = [f"# {note}\n" for entry in program.log for note in entry.notes]
         notes += [f"# {line}\n" for line in plan.splitlines()]
         text = DIGEST.sub("", program.dump("text", plan=False))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from quantc.calibration.loop import calibrate
+from quantc.calibration.observe_again import observe_again
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType
+from quantc.recover.transforming import SEE_AGAIN
 from quantc.text.digests import constants
 from quantc.text.parser import parse
 
@@ -38,7 +42,22 @@ def see(program: Program, collect: str | None = None) -> None:
     elif collect is None:
         calibrate(program, [program.example_inputs])
     else:
-        calibrate(program, [_inputs(program, f"{number}") for number in range(BATCHES)], collect=collect)
+        calibrate(program, batches_of(program), collect=collect)
+
+
+def batches_of(program: Program) -> list[tuple[Tensor, ...]]:
+    """What a program is calibrated with."""
+    return [_inputs(program, f"{number}") for number in range(BATCHES)]
+
+
+@contextmanager
+def seen_again() -> Iterator[None]:
+    """Let transforms observe with the same batches what changes."""
+    token = SEE_AGAIN.set(lambda program, names: observe_again(program, batches_of(program), names))
+    try:
+        yield
+    finally:
+        SEE_AGAIN.reset(token)
 
 
 def _inputs(program: Program, seed: str) -> tuple[Tensor, ...]:
@@ -63,4 +82,7 @@ def made(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         return torch.randint(0, 2, shape, generator=generator).to(dtype)
     if name.endswith("var"):
         return torch.rand(shape, generator=generator).add(0.5).to(dtype)
-    return torch.randn(shape, generator=generator).to(dtype)
+    found = torch.randn(shape, generator=generator).to(dtype)
+    if "spread" in name:  # rows of different size
+        found *= torch.exp2(-2.0 * torch.arange(shape[0])).reshape(-1, *[1] * (len(shape) - 1))
+    return found
