@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quantc.recover.noise import LayerNoise, NoiseModel, TensorNoise
+from quantc.recover.noise_model import LayerNoise, NoiseModel, TensorNoise
 from quantc.spec.formats import PerGroup, Scheme
 from quantc.spec.granularity import as_rows
 

@@ -23,12 +23,12 @@ from quantc.ir.site_index import Places
 from quantc.pipeline.base_pass import Outcome, Pass, Preserves
 from quantc.pipeline.numeric_guard import isolated_run, why_not_guarded
 from quantc.pipeline.tolerance import Gap, Tolerance, gap
+from quantc.recover.channel_factors import apply, carry, changes, ranges_to_see
 from quantc.recover.channel_groups import ChannelGroup, ChannelGroups
 from quantc.recover.equalizing import best_factors
-from quantc.recover.factors import apply, carry, changes, ranges_to_see
 from quantc.recover.fitting import is_done
-from quantc.recover.noise import NoiseModel, noise_model
-from quantc.support.noise import noise_like
+from quantc.recover.noise_model import NoiseModel, noise_model
+from quantc.support.seeded_noise import noise_like
 
 SEE_AGAIN: ContextVar[Callable[[Program, Sequence[str]], str] | None] = ContextVar("SEE_AGAIN", default=None)
 """Observes the ranges of some groups of the plan again, and says so."""

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import quantc as qc
 from quantc.ir.program import Program
+from quantc.recover.channel_factors import apply
 from quantc.recover.channel_groups import ChannelGroups
-from quantc.recover.factors import apply
 from tests.support.channel_nets import NETS
 
 
