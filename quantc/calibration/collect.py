@@ -40,8 +40,8 @@ class Collect(Frozen, frozen=True):
 
     noun: ClassVar[str] = "choice of what to collect"
 
-    statistics: StrictStr = RECOVER
-    """Names and options, as in `gram,reservoir{rows=64}`."""
+    statistics: StrictStr = "gram"
+    """Names and options, as in `gram,reservoir{rows=64}`; "recover" for all that `qc.recover` needs."""
     without: tuple[StrictStr, ...] = ()
     """Layers to leave out: names of nodes or modules, or globs."""
     max_bytes: StrictInt = Field(default=MAX_BYTES, gt=0)
@@ -59,7 +59,7 @@ class Collect(Frozen, frozen=True):
 
     def kinds(self) -> dict[str, dict[str, Option]]:
         """Options by the name of the statistic."""
-        calls = read(self.statistics)
+        calls = read(RECOVER if self.statistics == "recover" else self.statistics)
         return {call.name: {option.name: option.value for option in call.options} for call in calls}  # type: ignore[misc]
 
     @classmethod
@@ -70,7 +70,7 @@ class Collect(Frozen, frozen=True):
         text = value if isinstance(value, str) else ",".join(value)  # type: ignore[arg-type]
         if not text:
             return None
-        return cls(statistics=RECOVER if text == "recover" else text)
+        return cls(statistics=text)
 
 
 @dataclass(frozen=True, slots=True)

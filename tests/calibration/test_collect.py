@@ -12,7 +12,9 @@ from tests.support.calibration import data, prepared
 
 def test_the_forms_of_a_choice() -> None:
     assert Collect.of(None) is Collect.of("") is Collect.of([]) is None
-    assert Collect.of("recover") == Collect(statistics="gram,extremes") == Collect.of(["gram", "extremes"])
+    every = Collect.of("recover")
+    assert every is not None
+    assert every.kinds() == Collect(statistics="gram,extremes").kinds() == {"gram": {}, "extremes": {}}
     both = Collect.of(["gram", "reservoir{rows=64}"])
     assert both is not None
     assert both.kinds() == {"gram": {}, "reservoir": {"rows": 64}}
@@ -57,7 +59,7 @@ def test_layers_left_out_by_name_module_or_glob() -> None:
     program = prepared()
     for selector in ("conv2d_1", "conv2", "conv*1"):
         found = collection_of(program, Collect(without=(selector,)))
-        assert len(found.taps) < 6
+        assert len(found.taps) < 3
     with pytest.raises(SpecError, match="'conv9' names no layer"):
         collection_of(program, Collect(without=("conv9",)))
     with pytest.raises(CalibrationError, match="nothing to collect"):
