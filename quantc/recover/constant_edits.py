@@ -19,6 +19,8 @@ from quantc.recover.stream import CannotRotateError, Use
 
 Tied = Literal["keep", "untie"]
 Key = tuple[str, int, bytes]
+Reader = tuple[fx.Node, fx.Node]
+"""An op, and the constant that it reads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,52 +70,51 @@ class Edits:
     """Changes by use, in order."""
 
     program: Program
-    by_use: dict[tuple[fx.Node, fx.Node, str], list[Edit]] = field(default_factory=lambda: defaultdict(list))
+    by_reader: dict[Reader, list[Edit]] = field(default_factory=lambda: defaultdict(list))
+    roles: dict[Reader, str] = field(default_factory=dict)
 
     def add(self, use: Use, edit: Edit) -> None:
-        self.by_use[use.user, use.constant, use.role].append(edit)
+        """Ask for one more edit. CannotRotateError if an op reads the constant twice."""
+        reader = use.user, use.constant
+        if self.roles.setdefault(reader, use.role) != use.role:
+            raise CannotRotateError(f"{use.user.name} reads {use.constant.target} twice")
+        self.by_reader[reader].append(edit)
 
     def carry_out(self, tied: Tied) -> Journal:
         """Change the constants. CannotRotateError, before anything is changed, if a table that several ops read would
         have to become several."""
         plans = list(self._plans(tied))
         journal = Journal(self.program)
-        for tensor, edits, users, is_whole in plans:
+        for tensor, edits, readers, in_place in plans:
             value = tensor.detach().double()
             for edit in edits:
                 value = edit.apply(value)
-            journal.put(users, value.to(tensor.dtype), tensor, is_whole)
+            journal.put(readers, value.to(tensor.dtype), tensor, in_place)
         return journal
 
-    def _plans(self, tied: Tied) -> Iterator[tuple[Tensor, list[Edit], list[tuple[fx.Node, fx.Node]], bool]]:
+    def _plans(self, tied: Tied) -> Iterator[tuple[Tensor, list[Edit], list[Reader], bool]]:
         readers = _readers(self.program)
-        tensors = {id(found): found for _, node, _ in self.by_use if (found := self.program.tensor(node)) is not None}
+        tensors = {id(found): found for _, node in self.by_reader if (found := self.program.tensor(node)) is not None}
         for key, tensor in tensors.items():
-            asked: dict[tuple[fx.Node, fx.Node], list[Edit]] = {}
-            for (user, node, _), edits in self.by_use.items():
-                if self.program.tensor(node) is tensor:
-                    if (user, node) in asked and _keys(asked[user, node]) != _keys(edits):
-                        raise CannotRotateError(f"{user.name} reads {node.target} twice, in different ways")
-                    asked[user, node] = edits
-            kinds: dict[tuple[Key, ...], list[tuple[fx.Node, fx.Node]]] = defaultdict(list)
-            for pair in readers[key]:
-                kinds[_keys(asked.get(pair, []))].append(pair)
+            if not readers[key]:
+                raise CannotRotateError("a constant of it is written to")
+            kinds: dict[tuple[Key, ...], list[Reader]] = defaultdict(list)
+            for reader in readers[key]:
+                kinds[tuple(edit.key for edit in self.by_reader.get(reader, []))].append(reader)
             if len(kinds) > 1 and tensor.dim() > 1 and tied == "keep":
                 names = ", ".join(dict.fromkeys(user.name for user, _ in readers[key]))
-                raise CannotRotateError(f"{readers[key][0][1].target} is tied: {names} read it, and would need different values; tied=untie allows it")
-            for signature, pairs in kinds.items():
-                if signature:
-                    yield tensor, asked[next(pair for pair in pairs if pair in asked)], pairs, len(kinds) == 1
+                raise CannotRotateError(
+                    f"{readers[key][0][1].target} is tied: {names} read it, and would need different values; "
+                    "tied=untie allows it"
+                )
+            unchanged = kinds.pop((), None)
+            for index, each in enumerate(kinds.values(), start=1):
+                yield tensor, self.by_reader[each[0]], each, index == len(kinds) and unchanged is None
 
 
-def _keys(edits: list[Edit]) -> tuple[Key, ...]:
-    return tuple(edit.key for edit in edits)
-
-
-def _readers(program: Program) -> dict[int, list[tuple[fx.Node, fx.Node]]]:
-    """The readers of each tensor, by its id: (user, get_attr node). CannotRotateError is left to who asks for one that
-    is written to: such a tensor has no reader here."""
-    found: dict[int, list[tuple[fx.Node, fx.Node]]] = defaultdict(list)
+def _readers(program: Program) -> dict[int, list[Reader]]:
+    """The readers of each tensor, by its id. One that is written to has none."""
+    found: dict[int, list[Reader]] = defaultdict(list)
     for _, graph in program.graphs():
         aliasing = Aliasing(graph, program.owner(graph))
         for node in graph.find_nodes(op="get_attr"):
@@ -130,19 +131,24 @@ class Journal:
         self.program = program
         self._undo: list[Callable[[], None]] = []
 
-    def put(self, users: list[tuple[fx.Node, fx.Node]], value: Tensor, old: Tensor, is_whole: bool) -> None:
-        """Give readers another value of a constant: in its place if all get it, else as a constant of its own."""
+    def put(self, readers: list[Reader], value: Tensor, old: Tensor, in_place: bool) -> None:
+        """Give readers another value of a constant: in its place if nothing else reads that, or as one of its own."""
         stored = nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
-        nodes = dict.fromkeys(node for _, node in users)
-        if is_whole:
+        nodes = dict.fromkeys(node for _, node in readers)
+        if in_place:
             for node in nodes:
                 self._set(node, stored, old)
             return
         for node in nodes:
-            new = self.program.constant(str(node.target), stored, before=node.next)
-            for user in dict.fromkeys(user for user, each in users if each is node):
+            new = self._new(str(node.target), stored, node)
+            for user in dict.fromkeys(user for user, each in readers if each is node):
                 user.replace_input_with(node, new)
                 self._undo.append(lambda user=user, new=new, node=node: user.replace_input_with(new, node))
+
+    def _new(self, hint: str, value: Tensor, behind: fx.Node) -> fx.Node:
+        node = self.program.constant(hint, value, before=behind.next)
+        self._undo.append(lambda: self.program.erase(node))
+        return node
 
     def _set(self, node: fx.Node, value: Tensor, old: Tensor) -> None:
         parent, _, leaf = str(node.target).rpartition(".")
@@ -157,7 +163,7 @@ class Journal:
         weight = self.program.tensor(like)
         parent = str(like.target).rpartition(".")[0]
         zero = torch.zeros(size, dtype=weight.dtype if weight is not None else None)
-        bias = self.program.constant(f"{parent}.bias" if parent else "bias", zero, before=like.next)
+        bias = self._new(f"{parent}.bias" if parent else "bias", zero, like)
         index = position(node.target, "b")  # type: ignore[arg-type]
         before = node.args
         node.args = (*before[:index], bias, *before[index + 1 :])

@@ -132,7 +132,9 @@ class Coordinates:
         taken = source[ids != NONE], ids[ids != NONE]
         found = torch.full((count,), none).scatter_reduce_(0, *taken, "amin")
         last = torch.full((count,), NONE).scatter_reduce_(0, *taken, "amax")
-        if not torch.equal(torch.where(found == none, NONE, found % self.width), torch.where(last < 0, NONE, last % self.width)):
+        if not torch.equal(
+            torch.where(found == none, NONE, found % self.width), torch.where(last < 0, NONE, last % self.width)
+        ):
             raise NotAVectorError(1)
         return Coordinates.of(torch.where(found == none, NONE, found).reshape(shape), self.width)
 

@@ -47,10 +47,10 @@ def _run(program: Program, seed: int) -> Outputs:
 
 
 def _noise(leaf: Any, generator: torch.Generator) -> Any:
-    """Noise of the spread of an example; numbers that count or choose, in another order."""
+    """Noise of the size of an example; numbers that count or choose, in another order."""
     if not isinstance(leaf, Tensor) or not leaf.numel():
         return leaf
     if not leaf.is_floating_point():
         return leaf.reshape(-1)[torch.randperm(leaf.numel(), generator=generator)].reshape(leaf.shape)
-    spread = leaf.double().std(correction=0) or 1.0
-    return (torch.randn(leaf.shape, generator=generator) * spread + leaf.double().mean()).to(leaf.dtype)
+    size = leaf.double().square().mean().sqrt() or 1.0
+    return (torch.randn(leaf.shape, generator=generator) * size).to(leaf.dtype)

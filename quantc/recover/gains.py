@@ -66,7 +66,9 @@ def _forward(stream: Stream, node: fx.Node, gain: Use, values: Tensor) -> Fold:
     if added is not None:
         for use in takers:
             if not is_op(use.user, *WITH_BIAS) or any(_padding(use.user)):
-                raise CannotRotateError(f"{stream.program.describe(use.user)} has no bias to take up the offset of {node.name}")
+                raise CannotRotateError(
+                    f"{stream.program.describe(use.user)} has no bias to take up the offset of {node.name}"
+                )
     return Fold(node, gain, values, takers, offset, None if added is None else added.detach().double().reshape(-1))
 
 
@@ -93,8 +95,10 @@ def _offset_of(stream: Stream, node: fx.Node) -> tuple[fx.Node, Use | None]:
 def _reads(node: fx.Node, may_scale: bool) -> bool:
     """True for ops that yield the channels that they read, or sums of them."""
     row = row_of(node)
-    is_plain = row is not None and row.family in MOVES or is_op(node, "cast", "neg", "mean", *DROPOUTS)
-    return is_plain or is_op(node, *PRODUCTS) or "getitem" in str(node.target) or (may_scale and is_op(node, "mul", "div"))
+    is_plain = (row is not None and row.family in MOVES) or is_op(node, "cast", "neg", "mean", *DROPOUTS)
+    return (
+        is_plain or is_op(node, *PRODUCTS) or "getitem" in str(node.target) or (may_scale and is_op(node, "mul", "div"))
+    )
 
 
 def _part(stream: Stream, start: fx.Node, allowed: Callable[[fx.Node], bool]) -> Stream:
@@ -117,7 +121,11 @@ def _part(stream: Stream, start: fx.Node, allowed: Callable[[fx.Node], bool]) ->
 
 def _writers(stream: Stream, node: fx.Node) -> dict[Use, Coordinates]:
     """The constants that make the tensor which a gain multiplies, if nothing else reads that."""
-    value = next(each for each in (argument(node, "x"), argument(node, "y")) if isinstance(each, fx.Node) and each.op != "get_attr")
+    value = next(
+        each
+        for each in (argument(node, "x"), argument(node, "y"))
+        if isinstance(each, fx.Node) and each.op != "get_attr"
+    )
     part = Stream(stream.program, stream.run)
     shape, axis = stream.shape(value), stream.axis(stream.tensors[value])
     part.join(value, Coordinates.along(len(shape), axis, shape[axis], shape[axis]), value)

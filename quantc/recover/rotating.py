@@ -19,7 +19,6 @@ from quantc.recover.orthogonal import rotation
 from quantc.recover.stream import CannotRotateError, Stream, Use
 from quantc.recover.stream_rules import carry
 
-
 LEAST = 4
 """The fewest components of a vector: a rotation of fewer spreads nothing."""
 
@@ -94,7 +93,9 @@ def _seeds(program: Program, run: ExampleRun) -> Iterator[tuple[fx.Node, int, bo
     """What products with constants read, with the axis of the channels; then what they yield."""
     found = [node for node in program.graph.nodes if is_op(node, *PRODUCTS) and node in run.floats]
     products = [node for node in found if _weight(node).op == "get_attr"]
-    yield from ((argument(node, "x"), _channel(node, run), True) for node in products if argument(node, "x") in run.floats)
+    yield from (
+        (argument(node, "x"), _channel(node, run), True) for node in products if argument(node, "x") in run.floats
+    )
     yield from ((node, _channel(node, run), False) for node in products)
 
 
@@ -104,7 +105,9 @@ def _weight(node: fx.Node) -> fx.Node:
 
 
 def _channel(node: fx.Node, run: ExampleRun) -> int:
-    return -1 if is_op(node, "linear", "matmul", "addmm") else len(run.shapes[node]) - len(run.shapes[_weight(node)]) + 1
+    return (
+        -1 if is_op(node, "linear", "matmul", "addmm") else len(run.shapes[node]) - len(run.shapes[_weight(node)]) + 1
+    )
 
 
 def _summary(stream: Stream) -> str:

@@ -32,11 +32,12 @@ class CannotRotateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A constant as an operand of an op."""
+    """A constant as an operand of an op, along one of its axes."""
 
     user: fx.Node
     constant: fx.Node
     role: str
+    axis: int | None = None
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Stream:
         if not isinstance(value, fx.Node):
             return
         if value.op == "get_attr":
-            self._join_constant(Use(user, value, role), found)
+            self._join_constant(Use(user, value, role, found.axis), found)
             return
         if value.op == "placeholder":
             self.refuse(value, "is an input")

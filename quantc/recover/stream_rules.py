@@ -15,11 +15,23 @@ from quantc.recover.coordinates import NONE, Coordinates
 from quantc.recover.stream import MOVING, Stream, is_split
 
 Rule = Callable[[Stream, fx.Node], None]
-SHAPE_ONLY = ("sym_size", "aten.zeros_like.default", "aten.ones_like.default", "aten.new_zeros.default", "aten.new_ones.default")
+SHAPE_ONLY = (
+    "sym_size",
+    "aten.zeros_like.default",
+    "aten.ones_like.default",
+    "aten.new_zeros.default",
+    "aten.new_ones.default",
+)
 """Ops that read no more than the shape of what they are given."""
 UNIFORM = ("aten.zeros.default", "aten.ones.default", "aten.full.default", *SHAPE_ONLY[1:])
 """Ops whose results have equal elements, and so equal components."""
-LENGTHS = ("aten.var.correction", "aten.std.correction", "aten.var.dim", "aten.std.dim", "aten.linalg_vector_norm.default")
+LENGTHS = (
+    "aten.var.correction",
+    "aten.std.correction",
+    "aten.var.dim",
+    "aten.std.dim",
+    "aten.linalg_vector_norm.default",
+)
 """Functions of a vector's length and mean."""
 
 
@@ -27,9 +39,11 @@ def carry(stream: Stream, node: fx.Node) -> None:
     """Take into a stream what an op connects with its tensors that are in it already. CannotRotateError if the op does
     not commute with a rotation."""
     if node.op == "output":
-        stream.refuse(next(each for each in node.all_input_nodes if each in stream.tensors), "is a result of the program")
+        stream.refuse(
+            next(each for each in node.all_input_nodes if each in stream.tensors), "is a result of the program"
+        )
     name = op_name(node)
-    if name in SHAPE_ONLY and node not in stream.tensors or name in UNIFORM or is_split(node):
+    if (name in SHAPE_ONLY and node not in stream.tensors) or name in UNIFORM or is_split(node):
         return
     rule = _rules().get(name)
     if rule is None:
@@ -39,7 +53,9 @@ def carry(stream: Stream, node: fx.Node) -> None:
 
 
 def _known(stream: Stream, *values: Any) -> Coordinates | None:
-    return next((stream.tensors[value] for value in values if isinstance(value, fx.Node) and value in stream.tensors), None)
+    return next(
+        (stream.tensors[value] for value in values if isinstance(value, fx.Node) and value in stream.tensors), None
+    )
 
 
 def _out_of(stream: Stream, node: fx.Node, *operands: Any) -> Coordinates:
@@ -158,7 +174,11 @@ def _reduce(stream: Stream, node: fx.Node) -> None:
 def _length(stream: Stream, node: fx.Node) -> None:
     x = argument(node, "self")
     known = _known(stream, x)
-    if known is None or not _covers_only(stream, node, known, stream.shape(x)) or getattr(node, "args", (0, 2))[1:2] in ((1,), (3,)):
+    if (
+        known is None
+        or not _covers_only(stream, node, known, stream.shape(x))
+        or getattr(node, "args", (0, 2))[1:2] in ((1,), (3,))
+    ):
         stream.refuse(node, "is no function of each vector's length")
 
 
@@ -191,44 +211,53 @@ def _norm(stream: Stream, node: fx.Node) -> None:
 
 def _matrix(stream: Stream, node: fx.Node) -> None:
     """Rows of `x` times columns of `y`: what is contracted is rotated on both sides, the rest on the result."""
-    first, second, axis = ("x", "w", -1) if is_op(node, "linear") else ("x", "y", -2)
-    x, y = argument(node, first), argument(node, second)
+    second = "w" if is_op(node, "linear") else "y"
+    x, y = argument(node, "x"), argument(node, second)
     ranks = len(stream.shape(x)), len(stream.shape(y))
     if min(ranks) < 2:
         stream.refuse(node, "multiplies by a vector")
+    inner, outer = (-1, -2) if is_op(node, "linear") else (-2, -1)
     rank = len(stream.shape(node))
-    free = -2 if axis == -1 else -1
+    if (known := _known(stream, x)) is not None:
+        place = stream.axis(known) - ranks[0]
+        if place == -1:
+            stream.join(y, known.at(ranks[1], ranks[1] + inner), node, second)
+        else:
+            _check_row(stream, node, place, ranks[1])
+            stream.join(node, known.at(rank, rank + place), node)
+    if (known := _known(stream, y)) is not None:
+        place = stream.axis(known) - ranks[1]
+        if place == inner:
+            stream.join(x, known.at(ranks[0], ranks[0] - 1), node, "x")
+        elif place == outer:
+            stream.join(node, known.at(rank, rank - 1), node)
+        else:
+            stream.refuse(node, "multiplies vectors of its own with each")
+    if (out := _known(stream, node)) is not None:
+        _matrix_back(stream, node, out, second, outer)
+
+
+def _check_row(stream: Stream, node: fx.Node, place: int, other_rank: int) -> None:
+    if place < -2 and other_rank > 2:
+        stream.refuse(node, "multiplies vectors of its own with each")
+
+
+def _matrix_back(stream: Stream, node: fx.Node, out: Coordinates, second: str, outer: int) -> None:
+    """From the result of a product to its operands."""
+    x, y = argument(node, "x"), argument(node, second)
+    ranks = len(stream.shape(x)), len(stream.shape(y))
     bias = argument(node, "b") if is_op(node, "linear", "addmm") else None
-    for value, other, role, shared in ((x, y, second, axis), (y, x, first, -1)):
-        known = _known(stream, value)
-        mine = -1 if value is x else axis
-        if known is not None and stream.axis(known) == known.rank + mine:
-            if stream.shape(other)[shared] != stream.shape(value)[mine]:
-                stream.refuse(node, "repeats vectors")
-            stream.join(other, known.at(len(stream.shape(other)), shared % len(stream.shape(other))), node, role)
-        elif known is not None:
-            kept = stream.axis(known) - known.rank
-            to = -1 if value is y and kept == free else kept
-            if value is y and kept != free:
-                stream.refuse(node, "multiplies vectors of its own with each")
-            if value is x and kept < -2 and not is_op(node, "linear") and ranks[1] > 2:
-                stream.refuse(node, "multiplies vectors of its own with each")
-            stream.join(node, known.at(rank, rank + to), node)
-    out = _known(stream, node)
-    if out is None:
-        return
-    place = stream.axis(out) - rank
+    place = stream.axis(out) - out.rank
     if place == -1:
-        stream.join(y, out.at(ranks[1], ranks[1] + free), node, second)
-        if bias is not None:
+        stream.join(y, out.at(ranks[1], ranks[1] + outer), node, second)
+        if isinstance(bias, fx.Node):
             own = len(stream.shape(bias))
             stream.join(bias, out.at(own, own - 1), node, "b")
-    elif ranks[0] + place < 0 or (place < -2 and ranks[1] > 2):
-        stream.refuse(node, "multiplies vectors of its own with each")
-    elif bias is not None:
-        stream.refuse(node, "adds a bias to vectors that lie along rows")
+    elif ranks[0] + place < 0 or bias is not None:
+        stream.refuse(node, "makes vectors that lie along its rows of something else")
     else:
-        stream.join(x, out.at(ranks[0], ranks[0] + place), node, first)
+        _check_row(stream, node, place, ranks[1])
+        stream.join(x, out.at(ranks[0], ranks[0] + place), node, "x")
 
 
 def _conv(stream: Stream, node: fx.Node) -> None:

@@ -40,7 +40,9 @@ def turned(x: Tensor, at: Coordinates, matrix: Tensor) -> Tensor:
     return found.reshape(x.shape)
 
 
-@given(st.lists(st.integers(0, len(MOVES) - 1), max_size=4), st.sampled_from([(2, 3, 8), (4, 12), (3, 4), (2, 2, 2, 4)]))
+@given(
+    st.lists(st.integers(0, len(MOVES) - 1), max_size=4), st.sampled_from([(2, 3, 8), (4, 12), (3, 4), (2, 2, 2, 4)])
+)
 def test_moving_commutes_with_rotating(chain: list[int], shape: tuple[int, ...]) -> None:
     x = torch.arange(torch.Size(shape).numel(), dtype=torch.float64).reshape(shape).sin()
     at, matrix = Coordinates.along(len(shape), len(shape) - 1, shape[-1], WIDTH), rotation(WIDTH, 0)
@@ -73,7 +75,9 @@ def test_values_in_a_joint_projection_are_found_where_they_lie() -> None:
     """Heads of queries, keys and values, one after the other: the last third of each head."""
     heads = Coordinates.along(4, 3, 2, 2)
     found = heads.moved_back(
-        lambda x: x.reshape(1, 5, 2, 6).transpose(1, 2).chunk(3, -1)[2], torch.Size((1, 5, 12)), torch.Size((1, 2, 5, 2))
+        lambda x: x.reshape(1, 5, 2, 6).transpose(1, 2).chunk(3, -1)[2],
+        torch.Size((1, 5, 12)),
+        torch.Size((1, 2, 5, 2)),
     )
     assert found.line.tolist() == [NONE] * 4 + [0, 1] + [NONE] * 4 + [2, 3]
     assert found.vectors().tolist() == [[4, 5], [10, 11]]
