@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -143,7 +144,7 @@ class Journal:
             new = self._new(str(node.target), stored, node)
             for user in dict.fromkeys(user for user, each in readers if each is node):
                 user.replace_input_with(node, new)
-                self._undo.append(lambda user=user, new=new, node=node: user.replace_input_with(new, node))
+                self._undo.append(partial(user.replace_input_with, new, node))
 
     def _new(self, hint: str, value: Tensor, behind: fx.Node) -> fx.Node:
         node = self.program.constant(hint, value, before=behind.next)
@@ -164,7 +165,7 @@ class Journal:
         parent = str(like.target).rpartition(".")[0]
         zero = torch.zeros(size, dtype=weight.dtype if weight is not None else None)
         bias = self._new(f"{parent}.bias" if parent else "bias", zero, like)
-        index = position(node.target, "b")  # type: ignore[arg-type]
+        index = position(node.target, "b")
         before = node.args
         node.args = (*before[:index], bias, *before[index + 1 :])
         self._undo.append(lambda: setattr(node, "args", before))

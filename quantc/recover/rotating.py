@@ -47,10 +47,10 @@ def rotate_streams(program: Program, seed: int, tied: Tied) -> list[Judgment]:
         else:
             seen |= found
             judgments.append(Judgment(str(program.site(tensor)), "kept", reason=_summary(stream)))
-    while journals and (found := check.gap()) is not None:
+    while journals and (change := check.gap()) is not None:
         index, journal = journals.pop()
         journal.undo()
-        judgments[index] = Judgment(judgments[index].site, "undone", reason=f"what the program computes {found}")
+        judgments[index] = Judgment(judgments[index].site, "undone", reason=f"what the program computes {change}")
     return judgments
 
 

@@ -117,13 +117,9 @@ def _product(stream: Stream, node: fx.Node) -> None:
         stream.refuse(node, "multiplies component by component")
     if len(own) == 2:
         gain = next(value for value in own if value.op == "get_attr")
-        _gain(stream, node, gain)
+        stream.gains[node] = gain
     stream.join(node, out, node)
     stream.join(vectors[0], _operand(stream, vectors[0], out), node)
-
-
-def _gain(stream: Stream, node: fx.Node, constant: fx.Node) -> None:
-    stream.gains[node] = constant
 
 
 def _square(stream: Stream, node: fx.Node) -> None:
@@ -200,13 +196,18 @@ def _norm(stream: Stream, node: fx.Node) -> None:
         stream.refuse(node, "normalizes over other axes than the vectors'")
     stream.join(x, found, node)
     stream.join(node, found, node)
-    value = stream.constant(gain)
-    if gain is not None and value is None:
-        stream.refuse(node, "has a gain that is no constant")
-    if value is not None and not bool((value == value[0]).all()):
-        _gain(stream, node, gain)
+    if isinstance(gain, fx.Node):
+        _norm_gain(stream, node, gain)
     if is_op(node, "layer_norm") and argument(node, "b") is not None:
         stream.join(argument(node, "b"), found.at(1, 0), node, "b")
+
+
+def _norm_gain(stream: Stream, node: fx.Node, gain: fx.Node) -> None:
+    value = stream.constant(gain)
+    if value is None:
+        stream.refuse(node, "has a gain that is no constant")
+    elif not bool((value == value[0]).all()):
+        stream.gains[node] = gain
 
 
 def _matrix(stream: Stream, node: fx.Node) -> None:

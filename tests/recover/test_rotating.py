@@ -56,7 +56,7 @@ def test_queries_and_keys_turn_together_where_nothing_is_between() -> None:
 def test_a_channel_that_is_much_larger_is_spread() -> None:
     model = shaken(Language(nn.LayerNorm))
     with torch.no_grad():
-        model.get_submodule("table").weight[:, 3] *= 100
+        model.get_parameter("table.weight")[:, 3] *= 100
     program = captured(model, TOKENS)
     rotated(program, TOKENS)
     table = program.tensor(program.graph.find_nodes(op="get_attr", target="table.weight")[0])
