@@ -22,7 +22,7 @@ OWN = frozenset({"aten", "prim", "prims", "quantized_decomposed", "quantc"})
 
 
 class EliminateDead(Pass):
-    """Remove calls whose result nobody uses, and constants nobody reads.
+    """Remove calls without users, and constants without readers.
 
     Nested graphs (the branches of `cond`, the bodies of loops) are cleaned too, and a higher-order call is removed if
     nothing in it has a side effect. Inputs stay: they are the calling convention.

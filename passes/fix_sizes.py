@@ -18,7 +18,7 @@ from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 class FixSizes(Pass):
     """Fix the sizes that capture left open to those of the example inputs.
 
-    Capture opens the batch dimension when nobody says otherwise. A target that sets memory aside for the largest size
+    Capture opens the batch dimension unless told otherwise. A target that sets memory aside for the largest size
     gains from a fixed one. Sizes that the user named in `dynamic_shapes` stay open, and so do all of a program without
     example inputs. Sizes become numbers in types, in arguments and in the signature; the ops that read them go.
     """

@@ -22,7 +22,7 @@ Kernels = Mapping[fx.Node, Kernel]
 
 
 class OverwriteSummands(Pass):
-    """Let kernels that add a summand write their result over it, where nobody can tell.
+    """Let kernels that add a summand write their result over it, where no other use needs it.
 
     The summand must be memory of its own, and not what the kernel multiplies; all its other uses must come before, and
     none of them may keep a view of it. Run it after all kernels are fused: a sum reads what its layer read, at its own

@@ -36,7 +36,7 @@ class QuantizePass(Pass):
     preserves: ClassVar[Preserves] = Preserves.NOTHING
 
     reduce_range: RangeReduction = "auto"
-    """What is made narrower where pairs of products could overflow: "weights", "activations", or "no", nothing; "auto" is
+    """The side to narrow where pairs of products could overflow: "weights", "activations", or "no", neither; "auto" is
     what the backend's instruction set needs."""
 
     def run(self, program: Program) -> Outcome:

@@ -20,10 +20,10 @@ class Round(FittingPass):
     name: ClassVar[str] = "round"
 
     method: Method = "gptq"
-    """How integers are found: "gptq" rounds column by column, where each takes up the errors of those before it, and then
+    """Method: "gptq" rounds column by column, where each takes up the errors of those before it, and then
     polishes single weights; "coordinate" polishes what there is."""
     bias: Literal["kept", "free"] = "free"
-    """Whether the bias of a layer may take up the mean of the change."""
+    """True if the bias of a layer may take up the mean of the change."""
 
     def propose(self, layer: Layer) -> Proposal | str:
         return rounded(layer, self.method, self.bias == "free")

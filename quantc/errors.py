@@ -156,7 +156,7 @@ class InvariantError(RefusedError):
 
 
 class UnknownNameError(QuantcError, LookupError):
-    """A name (pass, backend, node, op) that nobody knows."""
+    """An unknown name: of a pass, backend, node or op."""
 
 
 class MissingDependencyError(QuantcError, ImportError):

@@ -60,7 +60,7 @@ def _decide(quantizer: Quantizer, config: QuantConfig | None, allow_empty: bool)
 
 
 def recover() -> Pipeline:
-    """What `qc.recover` runs: fit the scales of weights to what their layers read, then the weights, then the biases."""
+    """The pipeline of `qc.recover`: fit the scales of weights to what their layers read, then the weights, then the biases."""
     return Pipeline.parse("rescale,round,correct-bias")
 
 

@@ -120,7 +120,7 @@ class Quantizers:
         object.__setattr__(self, "members", tuple(members))
         object.__setattr__(self, "name", self.name or "+".join(member.name for member in members))
         if not members:
-            raise AnnotationError("there are no quantizers to compose", advice="give at least one")
+            raise AnnotationError("no quantizers to compose", advice="give at least one")
         twice = [name for name, count in Counter(member.name for member in members).items() if count > 1]
         if twice:
             raise AnnotationError(

@@ -95,7 +95,7 @@ class Trial:
 
 
 def _nearness(refusal: Refusal) -> tuple[int, bool, int]:
-    """How far a rule came; one that a condition refused, of two: its pattern fits."""
+    """Progress of a rule; of two, one that a condition refused is ahead: its pattern fits."""
     return refusal.progress, isinstance(refusal.cause, Condition), refusal.progress - refusal.rule.compiled.required
 
 

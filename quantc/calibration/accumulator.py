@@ -56,7 +56,7 @@ class Whole:
     samples: int | None = 0
     """None once a batch did not say how many it holds."""
     collected: Mapping[str, Halves] = field(default_factory=dict)
-    """What is collected for passes that fit weights, by statistic and tensor."""
+    """Statistics for passes that fit weights, by name and tensor."""
 
 
 class Seat:

@@ -1,4 +1,4 @@
-"""What a calibration collects beside ranges, and what that costs."""
+"""Statistics that a calibration collects beside ranges, and their cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from quantc.support.option_text import read
 from quantc.support.validated import Frozen
 
 RECOVER = "gram,extremes"
-"""What the passes of `qc.recover` need: sums, sums of products, and the range of each channel."""
+"""Statistics for the passes of `qc.recover`: sums, sums of products, and the range of each channel."""
 MAX_BYTES = 2 * 2**30
 OF_ROWS = ("moments", "gram", "reservoir")
 """Statistics of the rows that layers read."""
@@ -109,7 +109,7 @@ def channels_of(site: str, axis: int) -> str:
 
 @dataclass(frozen=True)
 class Collection:
-    """What is collected from a program, and what it costs."""
+    """Statistics to collect from a program, and their cost."""
 
     taps: tuple[Tap, ...]
     effort: float
@@ -132,7 +132,7 @@ def share_of(rows: LayerInput, effort: float) -> float:
 
 
 def collection_of(program: Program, what: Collect) -> Collection:
-    """What to collect from a program. CalibrationError if it takes more memory than allowed, or there is nothing."""
+    """The statistics to collect from a program. CalibrationError if they take more memory than allowed, or none is left."""
     left_out = _left_out(program, what.without)
     kinds = what.kinds()
     taps = [tap for tap in _taps(program, kinds) if not set(tap.readers) <= left_out]

@@ -45,7 +45,7 @@ def merge_statistics(prepared: Program, shards: Iterable[Saved]) -> CalibrationR
     """
     parts = [_load(shard) for shard in shards]
     if not parts:
-        raise CalibrationError("there are no statistics to merge", where=prepared.name, advice="give at least one")
+        raise CalibrationError("no statistics to merge", where=prepared.name, advice="give at least one")
     merged = parts[0]
     for part in parts[1:]:
         if part.notes.get("plan") != merged.notes.get("plan"):

@@ -63,7 +63,7 @@ def _split_batches(given: Iterable[Any], source: str) -> tuple[Inputs, Inputs]:
     """Batches to calibrate with, and batches that were held out; the same one where there is no other."""
     batches = [_positional(batch, source) for batch in islice(given, MAX_BATCHES)]
     if not batches:
-        raise DataError("there are no batches", where=source, advice="give at least two: one of them is held out")
+        raise DataError("no batches", where=source, advice="give at least two: one of them is held out")
     held = max(1, len(batches) // HELD_OUT)
     return (batches[:-held], batches[-held:]) if len(batches) > 1 else (batches, batches)
 

@@ -139,7 +139,7 @@ class Wanted:
     """Number of last batches kept from calibration to measure on."""
     taken: Taken = Taken()
     recover: bool | str = False
-    """Whether weights are fitted to the data; or how, as pipeline text."""
+    """True to fit weights to the data; or the passes that do, as pipeline text."""
 
     @property
     def whole_config(self) -> QuantConfig:

@@ -174,7 +174,9 @@ class Coverage:
         share = self.int8_share
         products = "no multiply-adds" if share is None else f"{share:.1%} of {self.macs:,} multiply-adds int8 × int8"
         unknown = f"; not counted: {len(self.uncounted)} ops of unknown size" if self.uncounted else ""
-        return f"{self.program} for {self.quantizer or 'nobody'}: {len(self.rows)} ops, {states}; {products}{unknown}"
+        return (
+            f"{self.program} for {self.quantizer or 'no backend'}: {len(self.rows)} ops, {states}; {products}{unknown}"
+        )
 
     def _techniques_text(self, verdict: Verdict | str) -> str:
         """The techniques of the ops of a verdict, in brackets; nothing where all are static."""

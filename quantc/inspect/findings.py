@@ -100,7 +100,7 @@ def _call(select: AnySelector) -> str:
         case ByModule():
             return f'set("{select.path}", FLOAT)'
         case _:
-            raise TypeError(f"there is no line for {select}")
+            raise TypeError(f"no line for {select}")
 
 
 def toml_line(selectors: Sequence[AnySelector]) -> str:

@@ -1,4 +1,4 @@
-"""What passes that fit weights did: site by site, with the numbers that decided."""
+"""Report of the passes that fit weights: site by site, with the numbers that decided."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RecoveryReport:
 
     @property
     def headline(self) -> str:
-        """How many sites each pass kept, undid and refused."""
+        """Number of sites that each pass kept, undid and refused."""
         return "; ".join(f"{name}: {_counts(judgments)}" for name, judgments in self.passes) or "nothing was fitted"
 
     def rows(self) -> list[tuple[str, ...]]:

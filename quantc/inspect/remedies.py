@@ -185,7 +185,7 @@ class Remedies:
                 yield RemoveRule(self._name(node), rule)
             case refusals.WrittenTo(value=value):
                 yield self._by_hand(
-                    "avoid-write", value, f"let nobody write to {value.name} in place, nor a module kept whole read it"
+                    "avoid-write", value, f"do not write to {value.name} in place, nor let a module kept whole read it"
                 )
             case refusals.WrongOp() | refusals.WrongOperand() | refusals.WrongType():
                 yield self._by_hand("replace-op", refusal.at, f"for {refusal.rule.name}: {cause}")

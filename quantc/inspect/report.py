@@ -136,7 +136,7 @@ class Report:
     outside: tuple[Outside, ...] = ()
     """Held-out inputs that are far from the calibrated range."""
     recovery: RecoveryReport | None = None
-    """What fitting the weights did; None where nothing was fitted."""
+    """Report of the passes that fit weights; None where nothing was fitted."""
 
     def to_data(self) -> dict[str, Any]:
         return {

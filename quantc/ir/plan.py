@@ -31,9 +31,9 @@ class Part(StrEnum):
     """The effect of a rule on a node."""
 
     QUANTIZED = "quantized"
-    """It computes on quantized tensors."""
+    """Computes on quantized tensors."""
     PROPAGATED = "propagated"
-    """It propagates quantized tensors, because it reads one."""
+    """Propagates quantized tensors, because it reads one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Source(StrEnum):
     CONSTANTS = "constants"
     """The tensors themselves, as for weights."""
     GIVEN = "given"
-    """They are fixed."""
+    """Fixed beforehand."""
     DERIVED = "derived"
     """The qparams of other groups."""
     RUN_TIME = "run-time"
@@ -128,7 +128,7 @@ class Plan:
     batches: int = 0
     """The number of batches in the statistics."""
     collected: dict[str, Halves] = field(default_factory=dict)
-    """What a calibration collected for passes that fit weights, by statistic and tensor: `gram relu:out0`."""
+    """Statistics for passes that fit weights, by name and tensor: `gram relu:out0`."""
     fitted: dict[Site, Tensor] = field(default_factory=dict)
     """By operand site: the float values that a constant takes when the plan is carried out, fitted to the data by
     `qc.recover`. The program keeps its own, and so computes what the model does."""

@@ -303,7 +303,7 @@ class Program(ProgramGraph):
         return coverage(self)
 
     def recovery(self) -> RecoveryReport:
-        """What passes that fit weights did, site by site."""
+        """Report of the passes that fit weights, site by site."""
         from quantc.inspect.recovery_report import RecoveryReport
 
         return RecoveryReport.of(self.log)

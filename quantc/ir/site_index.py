@@ -103,7 +103,7 @@ class Places:
         found = self._nodes.get((site.graph, site.node))
         if found is None:
             names = (name for path, name in self._nodes if path == site.graph)
-            raise UnknownNameError(f"there is no node for {site}", advice=suggest(site.node, names, noun="nodes"))
+            raise UnknownNameError(f"no node for {site}", advice=suggest(site.node, names, noun="nodes"))
         return found
 
     def value(self, site: Site) -> fx.Node:

@@ -37,7 +37,7 @@ class LogEntry:
     changed: bool
     notes: tuple[str, ...] = ()
     judgments: tuple[Judgment, ...] = ()
-    """What became of each site, where the pass decided by numbers; the notes say the same."""
+    """The fate of each site, where the pass decided by numbers; the notes say the same."""
 
     def __str__(self) -> str:
         text = f"{self.name}: {'changed' if self.changed else 'no change'}, {self.seconds * 1e3:.1f} ms"

@@ -81,7 +81,7 @@ class RunTime(QuantizedModule):
         return {name: parts["data"], f"{name}_scale": parts["scale"].float()}
 
     def train(self, mode: bool = True) -> Self:
-        """It stays in evaluation mode: it has nothing to train."""
+        """Stay in evaluation mode: there is nothing to train."""
         return super().train(False)
 
     def hold_weight(self, name: str, weight: QuantizedTensor | Tensor) -> None:

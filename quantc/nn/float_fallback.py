@@ -56,7 +56,7 @@ class InFloat(nn.Module):
         return quantize_per_tensor(made.relu_() if self.relu else made, self.scale, self.zero_point, self.out_dtype)
 
     def train(self, mode: bool = True) -> Self:
-        """It stays as it was when it was converted: statistics are not counted any more."""
+        """Stay as converted: statistics are not counted any more."""
         return super().train(False)
 
     @classmethod

@@ -101,7 +101,7 @@ class OuterProducts:
         self.exponents = exponents
 
     def _steps(self, exponents: Tensor, start: int, end: int) -> Tensor | None:
-        """How far the places of a panel rise; None if none does, mostly known from the extremes alone."""
+        """Number of bits by which the entries of a panel rise; None if none does, mostly known from the extremes alone."""
         (old_whole, old_rest), (whole, rest) = _split(self.exponents), _split(exponents)
         risen = (whole - old_whole).to(torch.int8)
         is_same = not bool(risen.any())

@@ -14,7 +14,7 @@ from quantc.errors import ObservationError
 from quantc.observe.gram import Gram
 
 Bias = Literal["kept", "free"]
-"""Whether the bias stays as it is, or takes up the mean of the change."""
+""""kept": the bias stays as it is; "free": it takes up the mean of the change."""
 
 
 def output_error(change: Tensor, gram: Gram, bias: Bias = "kept") -> Tensor:

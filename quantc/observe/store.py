@@ -180,7 +180,7 @@ class Statistics:
     sites: Mapping[str, Observation]
     notes: Mapping[str, Any] = field(default_factory=dict)
     collected: Mapping[str, Halves] = field(default_factory=dict)
-    """What was collected for passes that fit weights."""
+    """Statistics for passes that fit weights."""
 
     def save(self, path: Path | str) -> None:
         """Write a file atomically: an interruption leaves the previous file."""

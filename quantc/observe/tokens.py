@@ -1,4 +1,4 @@
-"""How often each row of a table is looked up."""
+"""Counts of the lookups of each row of a table."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Outcome:
     changed: bool
     notes: tuple[str, ...] = ()
     judgments: tuple[Judgment, ...] = ()
-    """What became of each site, where a pass decides by numbers."""
+    """The fate of each site, where a pass decides by numbers."""
 
     def __bool__(self) -> bool:
         return self.changed

@@ -1,7 +1,7 @@
 """Parts of programs as programs of their own: `Program.slice` and `Program.partition`.
 
 A part has the values it reads from outside as inputs, under their names, so that decisions about them still apply; its
-outputs are the values that somebody outside reads.
+outputs are the values read outside it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ Rounding = Literal["half-even", "half-up", "half-away", "truncate", "floor"]
 MultiplierForm = Literal["float64", "fixed", "shift"]
 """A float64 number; a mantissa of 31 bits and a shift; a shift alone."""
 MultiplierChoice = Literal["target", "float64", "fixed", "shift"]
-"""That of the target, or another."""
+"""The form of the target, or another."""
 
 INT32_BITS = 32
 

@@ -43,9 +43,9 @@ def put_observers(program: Program, data: Mapping[str, ObserverData], nodes: Map
         where = f"observers.{name[:60]}"
         node, observation = nodes.get(name), program.plan.statistics.get(row.group)
         if node is None or node.op != "call_module":
-            raise LoadError("there is no node that calls this observer", where=where, advice=ADVICE)
+            raise LoadError("no node calls this observer", where=where, advice=ADVICE)
         if observation is None:
-            raise LoadError(f"there are no statistics of the group {row.group[:60]!r}", where=where, advice=ADVICE)
+            raise LoadError(f"no statistics of the group {row.group[:60]!r}", where=where, advice=ADVICE)
         parent, _, leaf = str(node.target).rpartition(".")
         holder = program.owner(node.graph).get_submodule(parent)
         if not isinstance(attribute(holder, leaf), OpaqueModule):

@@ -229,7 +229,7 @@ def plan_of(
         elif needs_statistics or _is_offered(record.statistics):
             plan.statistics[name] = record.restore(own, where)
         else:
-            notes.append(f"the statistics of {name} are left out: nobody offers {record.statistics!r} here")
+            notes.append(f"the statistics of {name} are left out: no package offers {record.statistics!r} here")
     for name, halves in data.collected.items():
         own = {key: tensors.take(f"collected/{name}/{key}") for key in dict.fromkeys(halves.tensors)}
         if any(tensor.is_meta for tensor in own.values()):
@@ -279,7 +279,7 @@ def _node(nodes: Mapping[str, fx.Node], name: str, where: str) -> fx.Node:
 
 def _use(uses: list[TensorOutcome], index: int, where: str) -> TensorOutcome:
     if index >= len(uses):
-        raise _refusal(f"there is no use number {index}", where)
+        raise _refusal(f"no use number {index}", where)
     return uses[index]
 
 

@@ -157,6 +157,6 @@ def _from_schema(wanted: Wanted) -> dict[str, Any]:
     first = wanted.rows[0]
     if first.type != "Tensor" or missing or (required and required[0] is not first):
         names = ", ".join(row.name for row in required)
-        raise NoExampleError(f"there are no example arguments for {wanted.op} (it needs {names})")
+        raise NoExampleError(f"no example arguments for {wanted.op} (it needs {names})")
     x = wanted.x(first.name)
     return {first.name: x, **{name: wanted.attr(name, *values) for name, values in examples.items()}}

@@ -25,7 +25,7 @@ class Check(StrEnum):
     SUPPORTS = "supports"
     """The rule says at which levels it can be carried out."""
     MODELS = "models"
-    """There is a model for each alternative of the pattern."""
+    """A model exists for each alternative of the pattern."""
     TAKEN = "taken"
     """The rule takes the models made for it; it is not dead."""
     OPERANDS = "operands"

@@ -158,7 +158,7 @@ def _unchanged(kind: Kind, share: Share, options: Mapping[str, Option]) -> list[
 
 
 def _state(kind: Kind, share: Share, options: Mapping[str, Option]) -> list[Fault]:
-    """It comes back from its state, empty or not, and goes on as before."""
+    """An observation comes back from its state, empty or not, and goes on as before."""
     a, b, c, _ = _batches()
     faults: list[Fault] = []
     for batches in ((), (a, b)):

@@ -90,7 +90,9 @@ def named(trial: Trial) -> list[Fault] | None:
         is_taken = any(claim.rule == trial.rule.name for claim in prepared.plan.claims.rows.values())
         if is_taken != is_named:
             told = (
-                "is named in a config, and the rule does not take it" if is_named else "is taken, and nobody named it"
+                "is named in a config, and the rule does not take it"
+                if is_named
+                else "is taken, although no config names it"
             )
             faults.append(Fault(f"{', '.join(trial.model.claimed)} {told}", _NOTHING))
     return faults

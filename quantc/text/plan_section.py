@@ -18,7 +18,7 @@ KEYWORD = "plan"
 
 @dataclass(frozen=True)
 class PlanForm:
-    """How a plan is written in lines, and read from them."""
+    """Writer and parser of the lines of a plan."""
 
     write: Callable[[Program], Iterator[str]]
     tensors: Callable[[Program], dict[str, torch.Tensor]]

@@ -111,7 +111,7 @@ def _runs_passes(function: Callable[..., Any]) -> bool:
 def _on_its_way(
     program: Program | Lowered, target: str, pipeline: Pipeline | str | None, hooks: Sequence[Hook]
 ) -> Program | Lowered:
-    """What the passes of a target make of a program, which is not modified."""
+    """The program that the passes of a target make of one, which is not modified."""
     steps = Pipeline.of(TARGETS[target].pipeline if pipeline is None else pipeline)
     if not steps.passes or not isinstance(program, Program):
         return program

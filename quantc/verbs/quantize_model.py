@@ -43,7 +43,7 @@ from quantc.verbs.recover import recover as fit_weights
 Mode = Literal["static", "dynamic", "weight-only"]
 MODES = ("static", "dynamic", "weight-only")
 Recover = bool | str | Pipeline
-"""Whether weights are fitted, or how: text of a pipeline, or the pipeline."""
+"""True to fit weights; or the passes that do: a pipeline, or its text."""
 KEPT = 2
 """Number of batches kept for measuring the outcome."""
 

@@ -278,7 +278,7 @@ def test_a_converted_program_needs_no_plugin_that_observed(folder: Path) -> None
         loaded.save(folder / "again.qc")
         assert torch.equal(qc.load(folder / "again.qc")(X), expected[name])
     program = qc.load(folder / "qdq.qc")
-    assert any("nobody offers 'theirs' here" in note for note in program.log[-1].notes)
+    assert any("no package offers 'theirs' here" in note for note in program.log[-1].notes)
     assert torch.equal(qc.lower(program, "x86")(X), expected["x86"])
     with pytest.raises(LoadError, match="unknown observation 'theirs'"):
         qc.load(folder / "prepared.qc")

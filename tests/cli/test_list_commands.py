@@ -16,7 +16,7 @@ def test_passes_lists_passes_and_pipelines() -> None:
     (row,) = [row for row in data["passes"] if row["name"] == "eliminate-dead"]
     assert row["provider"] == "quantc"
     assert row["needs"] == "captured"
-    assert row["summary"] == "Remove calls whose result nobody uses, and constants nobody reads."
+    assert row["summary"] == "Remove calls without users, and constants without readers."
     assert "## eliminate-dead" in succeed("passes", "--markdown")
 
 

@@ -186,7 +186,7 @@ FORGED: dict[str, tuple[Forge, str]] = {
     "part": (lambda d, _: next(iter(d["plan"]["claims"].values())).update(part="halved"), "part"),
     "reason of no node": (lambda d, _: d["plan"]["left_float"].update(nobody="why"), "unknown node 'nobody'"),
     "no site": (lambda d, _: d["plan"]["outcomes"].update({"relu": 0}), "'relu' is not a site"),
-    "no use": (lambda d, _: d["plan"]["outcomes"].update({"relu:out0": 99}), "there is no use number 99"),
+    "no use": (lambda d, _: d["plan"]["outcomes"].update({"relu:out0": 99}), "no use number 99"),
     "negative use": (lambda d, _: d["plan"]["outcomes"].update({"relu:out0": -1}), "plan.outcomes.relu:out0"),
     "use of no kind": (lambda d, _: d["plan"]["uses"].append({"kind": "guess"}), "plan.uses"),
     "spec": (lambda d, _: _spec(d).update(dtype="int9"), "dtype"),
@@ -203,7 +203,7 @@ FORGED: dict[str, tuple[Forge, str]] = {
     ),
     "observer of no node": (
         lambda d, _: d["observers"].update(relu={"group": "conv2d:in0", "where": "", "enabled": True}),
-        "no node that calls this observer",
+        "no node calls this observer",
     ),
     "observer of another type": (lambda d, _: d["observers"].update(relu={"group": 1}), "observers.relu.group"),
     "batches": (lambda d, _: d["plan"].update(batches=-1), "plan.batches"),

@@ -45,7 +45,7 @@ def test_observers_come_back_with_what_they_saw(observed: Program) -> None:
 def test_observers_of_nothing_are_refused(observed: Program) -> None:
     (name, row), *_ = rows(observed).items()
     nodes = {node.name: node for node in observed.nodes()}
-    with pytest.raises(LoadError, match="no node that calls this observer"):
+    with pytest.raises(LoadError, match="no node calls this observer"):
         put_observers(observed, {"nowhere": row}, nodes)
     with pytest.raises(LoadError, match="no statistics of the group 'other'"):
         put_observers(observed, {name: row.model_copy(update={"group": "other"})}, nodes)

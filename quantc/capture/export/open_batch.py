@@ -249,7 +249,7 @@ def _agree(left: Tensor, right: Tensor) -> bool:
 
 
 def _samples(x: Tensor, size: int) -> Tensor:
-    """So many samples: those there are, then others like them. Values stay within the range of the example's."""
+    """A given number of samples: those there are, then others like them. Values stay within the range of the example's."""
     rows = [x, *(_vary(x, turn) for turn in range(1, -(-size // x.shape[0])))]
     return torch.cat(rows)[:size]
 

@@ -20,9 +20,9 @@ class ObservationType(Enum):
     """The ways to observe the result of a pattern."""
 
     OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT = 0
-    """It has an observer of its own."""
+    """An observer of its own."""
     OUTPUT_SHARE_OBSERVER_WITH_INPUT = 1
-    """It has the scale of the input."""
+    """The scale of the input."""
     INPUT_OUTPUT_NOT_OBSERVED = 2
     """Neither is observed."""
 

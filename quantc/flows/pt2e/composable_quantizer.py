@@ -20,7 +20,7 @@ class ComposableQuantizer(Quantizer):
 
     def __init__(self, quantizers: Sequence[Any]) -> None:
         if not quantizers:
-            raise AnnotationError("there are no quantizers to compose", advice="give at least one")
+            raise AnnotationError("no quantizers to compose", advice="give at least one")
         self.quantizers = list(quantizers)
 
     def transform_for_annotation(self, model: fx.GraphModule) -> fx.GraphModule:

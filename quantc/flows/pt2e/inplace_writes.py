@@ -89,7 +89,7 @@ class Writes:
     """Mutation analysis: the tensors of a graph that change after their definition, as the graph stands at construction."""
 
     changing: set[fx.Node] = field(default_factory=set)
-    """They are written to later on."""
+    """Tensors that are written to later on."""
     kept: dict[fx.Node, set[fx.Node]] = field(default_factory=dict)
     """For each node that writes, what it must be given itself, since others see the write."""
 

@@ -133,7 +133,7 @@ def compare(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) -
         whole.add(tensors_in(result), tensors_in(other))
         parted += not _add(totals, expected, found)
     if not count:
-        raise DataError("there are no batches", where="compare", advice="give at least one")
+        raise DataError("no batches", where="compare", advice="give at least one")
     rows = [
         CallRow(row.site.name, row.module, row.site.where, row.calls, row.noise.sqnr)
         for number, row in sorted(totals.items())

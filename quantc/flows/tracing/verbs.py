@@ -191,7 +191,7 @@ def examples_in(given: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """The arguments and keywords of each example."""
     rows = given if isinstance(given, list) else [given]
     if not rows:
-        raise InputError("there are no examples", where="example_inputs", advice="give at least one")
+        raise InputError("no examples", where="example_inputs", advice="give at least one")
     found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     for row in rows:
         if isinstance(row, dict):

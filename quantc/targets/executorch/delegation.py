@@ -37,7 +37,7 @@ class RunsOn(StrEnum):
     PORTABLE = "portable"
     """On ExecuTorch's own kernels, in float."""
     GONE = "removed"
-    """It did nothing."""
+    """Without effect."""
 
 
 ON_INTEGERS = (RunsOn.DELEGATE, RunsOn.KERNEL, RunsOn.GONE)

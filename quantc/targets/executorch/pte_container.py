@@ -30,7 +30,7 @@ def unseal_pte(data: bytes, where: str) -> bytes:
     of other writers have no seal.
     """
     if data[4:8] != MAGIC:
-        raise LoadError("this is no .pte file: it does not begin as one", where=where, advice=ADVICE)
+        raise LoadError("invalid .pte file: it does not begin as one", where=where, advice=ADVICE)
     needed = _content_length(data)
     if needed is not None and len(data) < needed:
         raise LoadError(f"the file is cut short: {len(data)} bytes of {needed}", where=where, advice=ADVICE)

@@ -203,7 +203,7 @@ class _Recorder(TorchDispatchMode):
         owner = self.owners.get(memory._cdata)
         tensor = None if owner is None else owner()
         if tensor is None:
-            raise NoTapeError("a tensor is put on memory of which nobody knows whose it is")
+            raise NoTapeError("a tensor is put on memory of unknown owner")
         size = [memory.nbytes() // tensor.element_size()]
         operands = (self.operand(tensor), *map(self.operand, (size, [1], 0)))
         self.steps.append(TraceStep(ATEN.as_strided.default, operands, (None,)))

@@ -37,7 +37,7 @@ class ConvDynamic(Kernel):
         self.grid = grid
         self.window = window
         self.shape = tuple(weight.shape)
-        """That of the weight, which is dropped when it is packed."""
+        """Shape of the weight, which is dropped when it is packed."""
         self.relu = False
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)

@@ -166,7 +166,7 @@ def conv_sum(call: Call) -> Placement:
         raise NoKernelError("it is not the sum of a convolution and one tensor")
     made = next((node for node in terms if _is_accumulator(node)), None)
     if made is None or len(made.users) != 1:
-        raise NoKernelError("no summand is the accumulator of a convolution that nobody else reads")
+        raise NoKernelError("no summand is the accumulator of a convolution with no other reader")
     at = list(terms).index(made)
     other: fx.Node = terms[1 - at]
     inner = Call(call.program, made)

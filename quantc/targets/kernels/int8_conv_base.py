@@ -38,7 +38,7 @@ class ByteConv(Kernel):
         self.is_centered = zeros is None or _fits(weight - self.get_buffer("zero_points"))
         """True if the weight's levels less their zero points fit in bytes: the kernel then multiplies those."""
         self.shape = tuple(weight.shape)
-        """That of the weight, which is dropped when it is packed."""
+        """Shape of the weight, which is dropped when it is packed."""
         self.window = self._window(call)
         self.register_buffer("multiplier", self._by_output(ending.multiplier))
         bias = ending.bias(call["bias"])

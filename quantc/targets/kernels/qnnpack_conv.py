@@ -66,7 +66,7 @@ class QnnpackConv(QnnpackProduct):
 OWN_TRANSPOSED = (1, 2)
 """Over how many axes QNNPACK's own transposed convolutions go, and are right."""
 LANES = 8
-"""So many channels the kernels read at once; fewer take as long."""
+"""Number of channels that the kernels read at once; fewer take as long."""
 MIN_GAIN = 2
 """Minimum factor by which reads must shrink for the rows to be worth the copy."""
 MIN_CHANNELS = 32
