@@ -26,4 +26,7 @@ class Round(FittingPass):
     """True if the bias of a layer may take up the mean of the change."""
 
     def propose(self, layer: Layer) -> Proposal | str:
-        return rounded(layer, self.method, self.bias == "free")
+        frees_bias = self.bias == "free"
+        if layer.input.width == 1 and not (frees_bias and layer.bias is not None):
+            return "each of its weights meets an input of its own, and the nearest level is the best"
+        return rounded(layer, self.method, frees_bias)

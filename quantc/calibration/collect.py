@@ -11,13 +11,11 @@ from typing import ClassVar, Self
 from pydantic import Field, StrictInt, StrictStr
 from torch import fx
 
-from quantc.calibration.layer_inputs import LayerInput, layer_inputs, quantized_weights
+from quantc.calibration.layer_inputs import LayerInput, layer_inputs, lookups
 from quantc.errors import CalibrationError, SpecError, suggest
-from quantc.ir.dialect import argument, is_op
 from quantc.ir.mac_count import example_sizes, products
 from quantc.ir.program import Program
 from quantc.ir.site_index import Places
-from quantc.observe.module import behind, observer_nodes
 from quantc.observe.outer_products import cells
 from quantc.observe.reservoir import DEFAULT_SIZE
 from quantc.observe.statistic_registry import STATISTICS
@@ -26,8 +24,8 @@ from quantc.spec.statistic import Statistic
 from quantc.support.option_text import read
 from quantc.support.validated import Frozen
 
-RECOVER = "gram,extremes"
-"""Statistics for the passes of `qc.recover`: sums, sums of products, and the range of each channel."""
+RECOVER = "gram,extremes,tokens"
+"""Statistics for the passes of `qc.recover`: sums, sums of products, the range of each channel, and counts of indices."""
 MAX_BYTES = 2 * 2**30
 OF_ROWS = ("moments", "gram", "reservoir")
 """Statistics of the rows that layers read."""
@@ -48,7 +46,7 @@ class Collect(Frozen, frozen=True):
     """Memory that the statistics may take."""
     effort: float = Field(default=0.5, gt=0)
     """Multiply-adds for a Gram, relative to those of the layers that read the tensor. It decides how many of the rows
-    are taken; the others are left out."""
+    are taken, but for a number of channels; the others are left out."""
 
     def why_not(self) -> str | None:
         for name, options in self.kinds().items():
@@ -185,18 +183,12 @@ def _channels(kind: type[Statistic], options: Mapping[str, Option], inputs: Sequ
 
 
 def _lookups(program: Program, kind: type[Statistic], options: Mapping[str, Option]) -> list[Tap]:
-    places, observers = Places(program), observer_nodes(program)
     found: dict[str, Tap] = {}
-    for node in quantized_weights(program, places):
-        if not is_op(node, "embedding"):
-            continue
-        indices, table = behind(argument(node, "indices"), observers), program.tensor(argument(node, "w"))
-        if not isinstance(indices, fx.Node) or indices.op == "get_attr" or table is None:
-            continue
-        site = str(places.out(indices))
-        known = found.get(site)
-        readers = (*known.readers, node) if known is not None else (node,)
-        found[site] = Tap(kind, options, indices, site, readers, None, 16 * table.shape[0])
+    for rows in lookups(program):
+        known = found.get(rows.site)
+        readers = rows.readers if known is None else known.readers + rows.readers
+        size = max(16 * rows.groups, 0 if known is None else known.bytes)
+        found[rows.site] = Tap(kind, options, rows.value, rows.site, readers, None, size)
     return list(found.values())
 
 
@@ -224,7 +216,9 @@ def _work(program: Program, taps: Sequence[Tap], effort: float) -> float | None:
         layer = sum(row.count for count in counts if count is not None for row in count)
         own += layer
         # half of a symmetric product, of a row of `width` for each `outputs` sums of `width` products
-        more += layer / tap.rows.outputs * share_of(tap.rows, effort) * tap.rows.width / 2
+        total = layer // (tap.rows.groups * tap.rows.outputs * tap.rows.width)
+        taken = tap.rows.kept(total, share_of(tap.rows, effort))
+        more += taken * tap.rows.groups * tap.rows.width**2 / 2
     return more / own if own else 0.0
 
 

@@ -1,18 +1,20 @@
 """The tensors that quantized layers read, as rows: one for each product with their weights.
 
 A linear reads the last axis of a tensor, a convolution its patches. Layers that read one tensor in the same way (query, key
-and value of an attention) share its rows. A grouped convolution is a small problem for each group.
+and value of an attention) share its rows. A grouped convolution is a small problem for each group; so is each row of a
+table that is looked up, whose only input is 1 where its index is asked for, else 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx
 
+from quantc.calibration.windows import TransposedWindow, Window
 from quantc.ir.decisions import Quantize
 from quantc.ir.dialect import argument, is_op, row_of
 from quantc.ir.op_row import Family
@@ -22,47 +24,7 @@ from quantc.ir.site_index import Places
 from quantc.observe.module import behind, observer_nodes
 from quantc.observe.reservoir import row_keys, smallest
 
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The patches that a convolution reads."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-    def __str__(self) -> str:
-        parts = [f"window {_sizes(self.kernel)}"]
-        parts += [f"stride {_sizes(self.stride)}"] if set(self.stride) != {1} else []
-        parts += [f"padding {_sizes(self.padding)}"] if set(self.padding) != {0} else []
-        parts += [f"dilation {_sizes(self.dilation)}"] if set(self.dilation) != {1} else []
-        parts += [f"groups {self.groups}"] if self.groups > 1 else []
-        return " ".join(parts)
-
-    def patches(self, x: Tensor) -> Tensor:
-        """A view of shape `[samples, *places, channels, *kernel]`."""
-        axes = len(self.kernel)
-        x = x if x.dim() == axes + 2 else x.unsqueeze(0)
-        margins = [margin for size in reversed(self.padding) for margin in (size, size)]
-        x = torch.nn.functional.pad(x, margins).contiguous() if any(margins) else x.contiguous()
-        rows = list(zip(x.shape[2:], self.kernel, self.stride, self.dilation, strict=True))
-        places = [(size - step * (width - 1) - 1) // stride + 1 for size, width, stride, step in rows]
-        samples, channels, *steps = x.stride()
-        return x.as_strided(
-            (x.shape[0], *places, x.shape[1], *self.kernel),
-            (
-                samples,
-                *(step * stride for step, stride in zip(steps, self.stride, strict=True)),
-                channels,
-                *(step * gap for step, gap in zip(steps, self.dilation, strict=True)),
-            ),
-        )
-
-
-def _sizes(values: tuple[int, ...]) -> str:
-    return "x".join(map(str, values))
+CONVOLUTIONS = (Family.CONV, Family.CONV_TRANSPOSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +41,8 @@ class LayerInput:
     readers: tuple[fx.Node, ...]
     outputs: int
     """Output channels of a group, of all readers together."""
+    statistics: str = "gram"
+    """What tells how its rows are distributed."""
 
     @property
     def axis(self) -> int:
@@ -91,12 +55,12 @@ class LayerInput:
         return self.site if self.window is None else f"{self.site} {self.window}"
 
     def rows(self, x: Tensor, batch: int, share: float = 1.0) -> Tensor:
-        """Rows as float32 `[groups, rows, channels]`. A share below 1 takes those of the smallest hashes."""
+        """Rows as float32 `[groups, rows, channels]`. A share below 1 takes those of the smallest hashes, `kept` of them."""
         x = x.detach().float()
         view = x.reshape(-1, self.width) if self.window is None else self.window.patches(x)
         places = view.shape[: view.dim() - self._inner]
         total = math.prod(places)
-        kept = math.ceil(total * share) if total else 0
+        kept = self.kept(total, share)
         if kept == total:
             found = view.reshape(total, self.groups, self.width)
         else:
@@ -105,6 +69,19 @@ class LayerInput:
         # the model may overwrite the tensor before the rows are added
         return found.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
+    def kept(self, total: int, share: float) -> int:
+        """The number of rows taken of a batch's: a share of them, and no fewer than there are channels, as a Gram of fewer
+        says too little."""
+        return min(total, max(math.ceil(total * share), self.width))
+
+    def by_output(self, weight: Tensor) -> Tensor:
+        """A weight by groups, `[groups, outputs, inputs]`, as rows meet it."""
+        return weight.reshape(self.groups, -1, self.width) if self.window is None else self.window.by_output(weight)
+
+    def as_weight(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        """The inverse of `by_output`."""
+        return rows.reshape(shape) if self.window is None else self.window.as_weight(rows, shape)
+
     @property
     def _inner(self) -> int:
         return 1 if self.window is None else 1 + len(self.window.kernel)
@@ -112,12 +89,34 @@ class LayerInput:
 
 def layer_inputs(program: Program) -> list[LayerInput]:
     """The inputs of the linears and convolutions whose weights the plan quantizes, in the order of the program."""
-    found: dict[tuple[fx.Node, Window | None], LayerInput] = {}
-    for own in _each(program):
-        known = found.get((own.value, own.window))
-        if known is not None:
+    return _shared(_each(program))
+
+
+def lookups(program: Program) -> list[LayerInput]:
+    """The indices by which tables are looked up that the plan quantizes, in the order of the program."""
+    places, observers = Places(program), observer_nodes(program)
+    found = []
+    for node in quantized_weights(program, places):
+        if not is_op(node, "embedding"):
+            continue
+        indices, table = (
+            behind(argument(node, "indices"), observers),
+            program.tensor(behind(argument(node, "w"), observers)),
+        )
+        if isinstance(indices, fx.Node) and indices.op != "get_attr" and table is not None:
+            site, (entries, width) = str(places.out(indices)), table.shape
+            found.append(LayerInput(indices, None, site, entries, 1, (node,), width, "tokens"))
+    return _shared(found)
+
+
+def _shared(each: Iterable[LayerInput]) -> list[LayerInput]:
+    """One for all that read a tensor in the same way."""
+    found: dict[tuple[fx.Node, Window | None, int], LayerInput] = {}
+    for own in each:
+        key = (own.value, own.window, own.groups)
+        if (known := found.get(key)) is not None:
             own = replace(known, readers=known.readers + own.readers, outputs=known.outputs + own.outputs)
-        found[own.value, own.window] = own
+        found[key] = own
     return list(found.values())
 
 
@@ -125,15 +124,15 @@ def _each(program: Program) -> Iterator[LayerInput]:
     places, observers = Places(program), observer_nodes(program)
     for node in quantized_weights(program, places):
         row = row_of(node)
-        if row is None or not (row.family is Family.CONV or is_op(node, "linear")):
+        if row is None or not (row.family in CONVOLUTIONS or is_op(node, "linear")):
             continue
         x, weight = behind(argument(node, "x"), observers), program.tensor(behind(argument(node, "w"), observers))
         if not isinstance(x, fx.Node) or x.op == "get_attr" or weight is None:
             continue
-        window = _window(node, weight) if row.family is Family.CONV else None
-        groups = 1 if window is None else window.groups
-        width = weight[0].numel()
-        yield LayerInput(x, window, str(places.out(x)), groups, width, (node,), weight.shape[0] // groups)
+        window = _window(node, weight, row.family) if row.family in CONVOLUTIONS else None
+        shape = torch.Size((1, *weight.shape)) if window is None else window.by_output(weight).shape
+        groups, outputs = shape[0], shape[1]
+        yield LayerInput(x, window, str(places.out(x)), groups, weight.numel() // (groups * outputs), (node,), outputs)
 
 
 def quantized_weights(program: Program, places: Places) -> Iterator[fx.Node]:
@@ -149,10 +148,14 @@ def quantized_weights(program: Program, places: Places) -> Iterator[fx.Node]:
     return iter(sorted(found, key=order.__getitem__))
 
 
-def _window(node: fx.Node, weight: Tensor) -> Window:
+def _window(node: fx.Node, weight: Tensor, family: Family) -> Window:
     axes = weight.dim() - 2
     stride, padding, dilation = (_each_axis(argument(node, name), axes) for name in ("stride", "padding", "dilation"))
-    return Window(tuple(weight.shape[2:]), stride, padding, dilation, int(argument(node, "groups")))
+    kernel, groups = tuple(weight.shape[2:]), int(argument(node, "groups"))
+    if family is Family.CONV:
+        return Window(kernel, stride, padding, dilation, groups)
+    more = _each_axis(argument(node, "output_padding"), axes)
+    return TransposedWindow(kernel, stride, padding, dilation, groups, more)
 
 
 def _each_axis(sizes: list[int], axes: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from quantc.recover.fitting import Proposal, is_by_output, mixed
+from quantc.recover.fitting import Proposal, by_set, mixed, scale_sets
 from quantc.recover.layers import Layer
 from quantc.recover.objective import damped
 from quantc.recover.rounding import Columns, by_coordinate, with_feedback
@@ -68,9 +68,9 @@ def _better(layer: Layer, one: Proposal, other: Proposal) -> Proposal:
         layer.objective.fit.steady_error(layer.rows(layer.weight.double() - each.weight.double()), each.shift)
         for each in (one, other)
     ]
-    if not is_by_output(layer):
-        return one if float(errors[0].sum()) <= float(errors[1].sum()) else other
-    return mixed(layer, one, other, errors[1] < errors[0])
+    sets = scale_sets(layer)
+    old, new = (by_set(each, sets) for each in errors)
+    return mixed(layer, one, other, (new < old)[sets])
 
 
 def _note(layer: Layer, share: float) -> str:

@@ -18,7 +18,6 @@ from quantc.ir.program import Program, Stage
 from quantc.observe.trained import Trained
 from quantc.pipeline.base_pass import Outcome, Pass, Preserves
 from quantc.recover.layers import Layer, layers_of
-from quantc.spec.formats import PerChannel, PerGroup
 from quantc.spec.granularity import as_rows
 from quantc.spec.numerics import QParams
 
@@ -101,13 +100,10 @@ def _on_all(layer: Layer, propose: Propose, proposal: Proposal) -> Proposal:
     if isinstance(again, str):
         return proposal
     errors = [layer.error(each.weight, each.shift) for each in (proposal, again)]
-    better = (errors[1] <= errors[0]) & layer.fits(again.weight, again.qparams)
-    if not is_by_output(layer):
-        is_better = float(errors[1].sum()) <= float(errors[0].sum()) and bool(
-            layer.fits(again.weight, again.qparams).all()
-        )
-        return again if is_better else proposal
-    return mixed(layer, proposal, again, better)
+    sets = scale_sets(layer)
+    old, new = (by_set(each, sets) for each in errors)
+    better = (new <= old) & (by_set((~layer.fits(again.weight, again.qparams)).double(), sets) == 0)
+    return mixed(layer, proposal, again, better[sets])
 
 
 def _judge(program: Program, layer: Layer, proposal: Proposal, propose: Propose) -> Judgment:
@@ -123,36 +119,49 @@ def _judge(program: Program, layer: Layer, proposal: Proposal, propose: Propose)
     kept = mixed(layer, now, _on_all(layer, propose, proposal), better)
     _put(program, layer, kept)
     end = float(torch.where(better, after, before).sum()) / power
-    count = "" if bool(better.all()) else f"{int(better.sum())} of {better.numel()} outputs"
-    return Judgment(layer.name, "kept", start, end, ", ".join(text for text in (count, proposal.note) if text))
+    notes = (_count(layer, better), proposal.note)
+    return Judgment(layer.name, "kept", start, end, ", ".join(text for text in notes if text))
+
+
+def _count(layer: Layer, better: Tensor) -> str:
+    if bool(better.all()):
+        return ""
+    if layer.input.statistics == "tokens":
+        return f"{int(better.any(1).sum())} of {len(better)} rows"
+    return f"{int(better.sum())} of {better.numel()} outputs"
 
 
 def _choice(layer: Layer, proposal: Proposal, before: Tensor, after: Tensor) -> Tensor:
-    """The outputs for which the proposal is taken: all or none where they share a scale that changes."""
+    """The outputs for which the proposal is taken: all or none of those that share a scale which changes."""
     fits = layer.fits(proposal.weight, proposal.qparams)
     steady = [layer.steady_error(layer.current, layer.shift), layer.steady_error(proposal.weight, proposal.shift)]
-    if proposal.qparams.equals(layer.qparams) or is_by_output(layer):
-        return (after < before * (1 - LEAST_GAIN)) & (steady[1] < steady[0]) & fits
-    is_better = bool(after.sum() < before.sum() * (1 - LEAST_GAIN)) and bool(steady[1].sum() < steady[0].sum())
-    return torch.full_like(before, is_better and bool(fits.all()), dtype=torch.bool)
+    is_same = proposal.qparams.equals(layer.qparams)
+    sets = torch.arange(before.numel()).reshape(before.shape) if is_same else scale_sets(layer)
+    old, new, steady_old, steady_new = (by_set(each, sets) for each in (before, after, *steady))
+    is_allowed = by_set((~fits).double(), sets) == 0
+    better = (new < old * (1 - LEAST_GAIN)) & (steady_new < steady_old) & is_allowed
+    return better[sets]
 
 
-def is_by_output(layer: Layer) -> bool:
-    """True if no two outputs share a scale."""
-    share = layer.spec.granularity
-    outputs = layer.rows(
-        torch.arange(layer.weight.shape[0]).reshape(-1, *[1] * (layer.weight.dim() - 1)).expand(layer.weight.shape)
-    )
-    if isinstance(share, PerChannel | PerGroup):
-        rows = as_rows(_as_weight(layer, torch.arange(outputs[..., 0].numel()).reshape(outputs.shape[:2])), share)
-        return bool((rows == rows[:, :1]).all())
-    return False
+def by_set(values: Tensor, sets: Tensor) -> Tensor:
+    """The sum of outputs' values over each set of outputs."""
+    return torch.zeros(sets.numel(), dtype=torch.float64).index_add_(0, sets.flatten(), values.double().flatten())
+
+
+def scale_sets(layer: Layer) -> Tensor:
+    """For each output, `[groups, outputs]`, the number of the set that it is in: no two sets share a scale."""
+    numbers = layer.numbers(layer.qparams)
+    first, last = numbers.amin(2), numbers.amax(2)
+    if bool((first == last).all()):
+        return first  # one scale each, or one for several
+    starts = first.flatten().sort().values
+    apart = bool((starts[1:] > last.flatten()[first.flatten().argsort()][:-1]).all())
+    return torch.arange(first.numel()).reshape(first.shape) if apart else torch.zeros_like(first)
 
 
 def _as_weight(layer: Layer, by_output: Tensor) -> Tensor:
     """A number for each output, spread over the weight."""
-    shape = layer.rows(layer.weight).shape
-    return by_output.unsqueeze(2).expand(shape).reshape(layer.weight.shape)
+    return layer.as_weight(by_output.unsqueeze(2).expand(layer.rows(layer.weight).shape))
 
 
 def mixed(layer: Layer, one: Proposal, other: Proposal, is_other: Tensor) -> Proposal:

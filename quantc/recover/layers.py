@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -11,7 +12,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from quantc.calibration.collect import key_of
-from quantc.calibration.layer_inputs import LayerInput, layer_inputs
+from quantc.calibration.layer_inputs import LayerInput, layer_inputs, lookups
 from quantc.calibration.qparams import own_qparams
 from quantc.errors import QuantcError
 from quantc.integer.proof.factors import weight_by_channel
@@ -28,6 +29,7 @@ from quantc.recover.pair_limits import PairLimit
 from quantc.recover.rounding import Grid
 from quantc.spec.formats import PerChannel, PerGroup, PerTensor
 from quantc.spec.granularity import group_view, normal_axis
+from quantc.spec.halves import Halves
 from quantc.spec.numerics import QParams, dequantize, fake_quantize, quantize
 from quantc.spec.spec import QuantSpec
 
@@ -73,14 +75,24 @@ class Layer:
 
     def rows(self, tensor: Tensor) -> Tensor:
         """A tensor of the weight's shape by groups, `[groups, outputs, inputs]`."""
-        return tensor.reshape(self.input.groups, -1, self.input.width)
+        return self.input.by_output(tensor)
+
+    def as_weight(self, rows: Tensor) -> Tensor:
+        """The inverse of `rows`."""
+        return self.input.as_weight(rows, self.weight.shape)
 
     def grid(self, qparams: QParams) -> Grid:
         """The numbers that the weights may take."""
         scale, zero_point = spread(qparams, self.weight, self.spec)
-        inputs = self.weight.shape[1] if self.input.window is not None else self.input.width
-        near = None if self.limit is None else self.limit.neighbours(inputs, self.input.width // inputs)
+        window = self.input.window
+        taps = 1 if window is None else math.prod(window.kernel)
+        near = None if self.limit is None else self.limit.neighbours(self.input.width // taps, taps)
         return Grid(self.rows(scale.double()), self.rows(zero_point.double()), self.spec.qmin, self.spec.qmax, near)
+
+    def numbers(self, qparams: QParams) -> Tensor:
+        """The number of the scale of each weight, by groups."""
+        every = torch.arange(qparams.scale.numel()).reshape(qparams.scale.shape)
+        return self.rows(spread(QParams(every, every), self.weight, self.spec)[0])
 
     def levels(self, weight: Tensor, qparams: QParams) -> Tensor:
         """Levels of weights on a grid, by groups."""
@@ -88,7 +100,7 @@ class Layer:
 
     def weight_at(self, levels: Tensor, qparams: QParams) -> Tensor:
         """The weight that the program will hold for some levels."""
-        return dequantize(levels.reshape(self.weight.shape).to(self.spec.dtype.storage), qparams, self.spec)
+        return dequantize(self.as_weight(levels).to(self.spec.dtype.storage), qparams, self.spec)
 
     def fits(self, weight: Tensor, qparams: QParams) -> Tensor:
         """The outputs, `[groups, outputs]`, whose sums of neighbours stay in their bits on these scales."""
@@ -167,7 +179,7 @@ class _Facts:
                 limits[product.other.name] = limit if known is None else known.with_other(limit)
         names = {site: group.name for group in program.plan.groups for site in group.places}
         reads: dict[str, list[Read]] = {}
-        for found in layer_inputs(program):
+        for found in (*layer_inputs(program), *lookups(program)):
             for node in found.readers:
                 read = _read(places, node, found)
                 reads.setdefault(names.get(read.site, ""), []).append(read)
@@ -178,11 +190,11 @@ class _Facts:
         if (reason := _why_not_fitted(group, spec, reads)) is not None:
             return reason
         weight = self.program.tensor(self.places.node(group.values[0]))
-        collected = [self.program.plan.collected.get(key_of("gram", read.input.name)) for read in reads]
-        grams = [gram for gram in collected if gram is not None]
-        if weight is None or len(grams) < len(reads):
-            return "no Gram matrix was collected of what it reads"
-        if (reason := why_not(grams, (reads[0].input.groups, reads[0].input.width))) is not None:
+        shape = (reads[0].input.groups, reads[0].input.width)
+        seen = self._collected(reads)
+        if weight is None or seen is None:
+            return f"no {'counts were' if reads[0].input.statistics == 'tokens' else 'Gram matrix was'} collected of what it reads"
+        if (reason := why_not(seen, shape)) is not None:
             return reason
         weight = weight.detach().float()
         qparams = self.qparams[group.name]
@@ -207,8 +219,16 @@ class _Facts:
             bias,
             shift,
             tuple(reads),
-            Objective.of(grams),
+            Objective.of(seen, shape),
         )
+
+    def _collected(self, reads: list[Read]) -> list[Halves] | None:
+        """What was collected of all that layers read, of the kind that tells most."""
+        for kind in dict.fromkeys((reads[0].input.statistics, "moments")):
+            found = [self.program.plan.collected.get(key_of(kind, read.input.name)) for read in reads]
+            if (seen := [each for each in found if each is not None]) and len(seen) == len(found):
+                return seen
+        return None
 
 
 def _bias(program: Program, places: Places, reads: list[Read]) -> tuple[Tensor | None, Tensor | None]:

@@ -10,35 +10,57 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
+from quantc.errors import QuantcError
 from quantc.observe.gram import Gram
+from quantc.observe.moments import Moments as ChannelMoments
+from quantc.observe.tokens import Tokens
 from quantc.spec.halves import Halves
+from quantc.spec.statistic import Statistic
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
     """Mean outer product `[groups, inputs, inputs]` and mean `[groups, inputs]` of what a layer reads, in float64."""
 
-    products: Tensor
+    known: Tensor
+    """The mean outer product; or its diagonal, `[groups, inputs]`: then inputs are taken to be independent."""
     mean: Tensor
     rows: int
+
+    @property
+    def energy(self) -> Tensor:
+        """Mean square of each input, `[groups, inputs]`."""
+        return self.known if self.known.dim() == 2 else self.known.diagonal(dim1=1, dim2=2)
+
+    @property
+    def products(self) -> Tensor:
+        if self.known.dim() == 3:
+            return self.known
+        return torch.diag_embed(self._variance()) + self.mean.unsqueeze(2) * self.mean.unsqueeze(1)
+
+    def _variance(self) -> Tensor:
+        return (self.energy - self.mean.square()).clamp_(min=0)
 
     def error(self, change: Tensor, shift: Tensor | None = None) -> Tensor:
         """Mean squared error of each output, `[groups, outputs]`, of a change of the weights, and of the bias."""
         change = change.double()
-        found = (change @ self.products * change).sum(2)
+        if self.known.dim() == 3:
+            found = (change @ self.known * change).sum(2)
+        else:
+            found = (change.square() @ self._variance().unsqueeze(2)).squeeze(2) + self.drift(change).square()
         if shift is not None:
             found = found - 2 * shift * self.drift(change) + shift.square()
         return found.clamp_(min=0)  # rounding may leave less than nothing
 
     def steady_error(self, change: Tensor, shift: Tensor | None = None) -> Tensor:
         """`error`, where inputs have a little energy more than they had: that of weights which hardly met any counts too."""
-        energy = _energy(self.products) * share_added(self.products.shape[-1], self.rows)
-        unseen = torch.where(self.products.diagonal(dim1=1, dim2=2) > 0, energy, _energy(self.products))
+        every = self.energy
+        mean = _mean(every)
+        unseen = torch.where(every > 0, mean * share_added(every.shape[-1], self.rows), mean)
         return self.error(change, shift) + (change.double().square() * unseen.unsqueeze(1)).sum(2)
 
     def drift(self, change: Tensor) -> Tensor:
@@ -50,7 +72,7 @@ class Moments:
         rows = self.rows + other.rows
         share = self.rows / rows
         return Moments(
-            self.products * share + other.products * (1 - share), self.mean * share + other.mean * (1 - share), rows
+            self.known * share + other.known * (1 - share), self.mean * share + other.mean * (1 - share), rows
         )
 
     def about_mean(self) -> Tensor:
@@ -66,11 +88,10 @@ class Objective:
     judge: Moments
 
     @staticmethod
-    def of(grams: Sequence[Halves]) -> Objective:
-        """The objective of a weight that several inputs meet: all of them count as much as they have rows."""
-        return Objective(
-            _moments([cast(Gram, each.even) for each in grams]), _moments([cast(Gram, each.odd) for each in grams])
-        )
+    def of(seen: Sequence[Halves], shape: tuple[int, int]) -> Objective:
+        """The objective of a weight of some groups and inputs that several inputs meet: all of them count as much as they
+        have rows."""
+        return Objective(*(_moments([getattr(each, half) for each in seen], shape) for half in ("even", "odd")))
 
     def of_all(self) -> Objective:
         """The objective of both halves together."""
@@ -78,26 +99,43 @@ class Objective:
         return Objective(every, every)
 
 
-def why_not(grams: Sequence[Halves], shape: tuple[int, int]) -> str | None:
-    """The reason why weights of some groups and inputs cannot be fitted to Grams; None if they can."""
-    even, odd = (sum(getattr(each, half).seen for each in grams) for half in ("even", "odd"))
+def why_not(seen: Sequence[Halves], shape: tuple[int, int]) -> str | None:
+    """The reason why weights of some groups and inputs cannot be fitted to statistics; None if they can."""
+    even, odd = (sum(getattr(each, half).seen for each in seen) for half in ("even", "odd"))
     if not even:
         return "no batch reached it"
     if not odd:
         return "only one half of the batches reached it: there is nothing to judge on"
-    for gram in (half for each in grams for half in (each.even, each.odd)):
-        total = cast(Gram, gram).total
+    for half in (half for each in seen for half in (each.even, each.odd)):
+        total = half.total if isinstance(half, Gram | ChannelMoments) else None
         if total is not None and total.upper.shape != shape:
             return f"what was collected has {'x'.join(map(str, total.upper.shape))} channels, and it reads {shape[0]}x{shape[1]}"
+        if isinstance(half, Tokens) and len(half.counts) > shape[0]:
+            return f"what was collected has {len(half.counts)} indices, and it has {shape[0]} rows"
     return None
 
 
-def _moments(grams: Sequence[Gram]) -> Moments:
-    rows = sum(gram.seen for gram in grams)
-    seen = [gram for gram in grams if gram.seen]
-    products = sum(gram.matrix() for gram in seen) / rows
-    mean = sum(gram.mean() * gram.seen for gram in seen) / rows
-    return Moments(cast(Tensor, products), cast(Tensor, mean), rows)
+def _moments(every: Sequence[Statistic], shape: tuple[int, int]) -> Moments:
+    found: Moments | None = None
+    for each in every:
+        if each.seen:
+            own = _of_statistic(each, shape)
+            found = own if found is None else found.merged(own)
+    if found is None:
+        raise QuantcError("nothing was collected", advice="ask `why_not` first")
+    return found
+
+
+def _of_statistic(seen: Statistic, shape: tuple[int, int]) -> Moments:
+    if isinstance(seen, Gram):
+        return Moments(seen.matrix() / seen.seen, seen.mean(), seen.seen)
+    if isinstance(seen, ChannelMoments):
+        return Moments(seen.mean_square(), seen.mean(), seen.seen)
+    if isinstance(seen, Tokens):  # the input of each row is 1 or 0, so that its mean and mean square are its share
+        share = torch.zeros(shape, dtype=torch.float64)
+        share[: len(seen.counts), 0] = seen.counts.double() / seen.seen
+        return Moments(share, share, seen.seen)
+    raise QuantcError(f"{seen.statistics} does not tell how rows are distributed", advice="collect gram or moments")
 
 
 def damped(products: Tensor, rows: int) -> tuple[Tensor, Tensor, float]:
@@ -107,7 +145,8 @@ def damped(products: Tensor, rows: int) -> tuple[Tensor, Tensor, float]:
     Dead channels get the mean, so that their weights are rounded to nearest. Where fewer rows than channels were seen,
     the rest of the space is unknown: more is added there.
     """
-    diagonal, mean = products.diagonal(dim1=1, dim2=2), _energy(products)
+    diagonal = products.diagonal(dim1=1, dim2=2)
+    mean = _mean(diagonal)
     dead = torch.diag_embed(torch.where(diagonal > 0, torch.zeros_like(diagonal), mean.expand_as(diagonal)))
     share = share_added(products.shape[-1], rows)
     while True:
@@ -125,7 +164,7 @@ def share_added(width: int, rows: int) -> float:
     return max(0.01, min(0.1, width / (10 * rows)))
 
 
-def _energy(products: Tensor) -> Tensor:
-    """Mean of the diagonal, `[groups, 1]`; 1 where there is nothing."""
-    mean = products.diagonal(dim1=1, dim2=2).mean(1, keepdim=True)
+def _mean(energy: Tensor) -> Tensor:
+    """Mean over inputs, `[groups, 1]`; 1 where there is nothing."""
+    mean = energy.mean(1, keepdim=True)
     return torch.where(mean > 0, mean, torch.ones_like(mean))

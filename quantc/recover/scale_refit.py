@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quantc.recover.layers import Layer, spread
+from quantc.recover.layers import Layer
 from quantc.spec.formats import PerChannel, PerGroup
 from quantc.spec.numerics import QParams, allowed_scale
 
@@ -22,7 +22,7 @@ def refit(layer: Layer, levels: Tensor, qparams: QParams, products: Tensor, orde
     share = layer.spec.granularity
     if not isinstance(share, PerChannel | PerGroup):
         return None
-    number = _numbers(layer, qparams)
+    number = layer.numbers(qparams)
     starts = number.amin(2, keepdim=True)
     local = number - starts
     if not bool((local == local[:1, :1]).all()) or len(set(starts.flatten().tolist())) < starts.numel():
@@ -43,12 +43,6 @@ def refit(layer: Layer, levels: Tensor, qparams: QParams, products: Tensor, orde
     by_set = torch.zeros_like(qparams.scale.reshape(-1), dtype=torch.float64)
     by_set[(starts + torch.arange(sets)).reshape(-1)] = found.reshape(-1)
     return QParams(allowed_scale(by_set.reshape(qparams.scale.shape).float(), layer.spec), qparams.zero_point)
-
-
-def _numbers(layer: Layer, qparams: QParams) -> Tensor:
-    """The number of the scale of each weight, by groups."""
-    every = torch.arange(qparams.scale.numel()).reshape(qparams.scale.shape)
-    return layer.rows(spread(QParams(every, every), layer.weight, layer.spec)[0])
 
 
 def _solved(levels: Tensor, weights: Tensor, products: Tensor, local: Tensor, first: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ STEPS = 24
 def rescaled(layer: Layer) -> Proposal | str:
     """The scales of least squared error, each input weighted with its mean square; rounded to nearest."""
     weight, spec = layer.weight, layer.spec
-    energy = layer.objective.fit.products.diagonal(dim1=1, dim2=2)
-    importance = energy.unsqueeze(1).expand(layer.rows(weight).shape).reshape(weight.shape)
+    energy = layer.objective.fit.energy
+    importance = layer.as_weight(energy.unsqueeze(1).expand(layer.rows(weight).shape))
     low, high = extremes(weight, spec.granularity)
     best, best_error = layer.qparams, _error(weight, importance, layer.qparams, layer)
     least = min((reach for bits, reach in LEAST.items() if bits >= _bits(spec.levels)), default=LEAST[8])

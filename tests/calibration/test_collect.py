@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import quantc as qc
-from quantc.calibration.collect import Collect, collection_of, gigabytes
+from quantc.calibration.collect import Collect, collection_of, gigabytes, share_of
 from quantc.errors import CalibrationError, QuantcError, SpecError
 from tests.support.calibration import data, prepared
 
@@ -14,7 +14,11 @@ def test_the_forms_of_a_choice() -> None:
     assert Collect.of(None) is Collect.of("") is Collect.of([]) is None
     every = Collect.of("recover")
     assert every is not None
-    assert every.kinds() == Collect(statistics="gram,extremes").kinds() == {"gram": {}, "extremes": {}}
+    assert (
+        every.kinds()
+        == Collect(statistics="gram,extremes,tokens").kinds()
+        == {"gram": {}, "extremes": {}, "tokens": {}}
+    )
     both = Collect.of(["gram", "reservoir{rows=64}"])
     assert both is not None
     assert both.kinds() == {"gram": {}, "reservoir": {"rows": 64}}
@@ -49,10 +53,18 @@ def test_the_cost_is_said_and_refused_above_the_limit() -> None:
     qc.calibrate(program, data(2), collect=Collect(max_bytes=50_000, without=("conv2d_1",)))
 
 
-def test_work_is_half_of_the_effort_where_rows_are_left_out() -> None:
-    work = collection_of(prepared(), Collect(effort=0.25)).work
-    assert work is not None
-    assert work <= 0.125 + 1e-9
+def test_work_is_that_of_the_rows_that_are_taken() -> None:
+    found = collection_of(prepared(), Collect(effort=0.25))
+    convs = [tap.rows for tap in found.taps if tap.rows is not None and tap.rows.window is not None]
+    rows = 2 * 8 * 8
+    assert [each.kept(rows, share_of(each, 0.25)) for each in convs] == [27, 72]  # as many as there are channels
+    assert [each.kept(100 * rows, share_of(each, 0.25)) for each in convs] == [
+        949,
+        356,
+    ]  # 0.25 * 8 / 27 and / 72 of them
+    assert found.work is not None
+    assert found.work > 1
+    assert collection_of(prepared(), Collect(effort=4.0)).work >= found.work
 
 
 def test_layers_left_out_by_name_module_or_glob() -> None:

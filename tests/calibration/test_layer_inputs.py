@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from quantc.calibration.layer_inputs import layer_inputs
+import quantc as qc
+from quantc.calibration.layer_inputs import layer_inputs, lookups
 from tests.support.layer_inputs import prepared_layer
 
 
@@ -46,3 +47,14 @@ def test_rows_are_no_view_of_the_tensor() -> None:
     found = rows.rows(x, 0)
     x.zero_()
     assert bool((found == 1).all())
+
+
+def test_a_table_is_a_small_problem_for_each_of_its_rows() -> None:
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 4)).eval()
+    program = qc.prepare(qc.capture(model, (torch.zeros(2, 3, dtype=torch.int64),)), "x86")
+    (found,) = lookups(program)
+    assert (found.groups, found.outputs, found.width, found.statistics) == (20, 8, 1, "tokens")
+    weight = model[0].get_parameter("weight")
+    assert found.by_output(weight).shape == (20, 8, 1)
+    assert torch.equal(found.as_weight(found.by_output(weight), weight.shape), weight)
+    assert [each.readers[0].name for each in layer_inputs(program)] == ["linear"]

@@ -12,7 +12,7 @@ from quantc.ir.program import Program
 from quantc.observe.trained import Trained
 from quantc.passes.round import Round
 from quantc.pipeline.pipeline import Pipeline
-from quantc.recover.fitting import Proposal, fit, is_by_output, mixed
+from quantc.recover.fitting import Proposal, fit, mixed, scale_sets
 from quantc.recover.layers import Layer
 from quantc.spec.formats import DType, PerChannel, PerGroup, PerTensor
 from quantc.spec.numerics import QParams
@@ -71,11 +71,12 @@ def test_outputs_that_share_a_scale_are_taken_all_or_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "expected"),
-    [(PerTensor(), False), (PerChannel(axis=0), True), (PerChannel(axis=1), False), (PerGroup(axis=1, size=8), True)],
+    ("share", "count"),
+    [(PerTensor(), 1), (PerChannel(axis=0), 6), (PerChannel(axis=1), 1), (PerGroup(axis=1, size=8), 6)],
 )
-def test_outputs_by_scale(share: PerTensor | PerChannel | PerGroup, expected: bool) -> None:
-    assert is_by_output(replace(layer_of(linear_case().prepared()), spec=INT4.but(granularity=share))) is expected
+def test_no_two_sets_of_outputs_share_a_scale(share: PerTensor | PerChannel | PerGroup, count: int) -> None:
+    layer = layer_of(linear_case(INT4.but(granularity=share)).prepared())
+    assert len(set(scale_sets(layer).flatten().tolist())) == count
 
 
 def test_a_mixture_has_the_scales_of_what_it_took() -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import quantc as qc
+from quantc.annotate.quantizer import mode_config, quantizer_of
+from quantc.backends.x86 import X86
 from quantc.calibration.collect import Collect
 from quantc.config.config import QuantConfig
 from quantc.ir.program import Program
 from quantc.recover.layers import Layer, layers_of, spread
-from quantc.spec.formats import DType, PerChannel, PerGroup, PerTensor, PerToken
+from quantc.spec.formats import DType, PerChannel, PerGroup, PerTensor, PerToken, Timing
 from quantc.spec.granularity import Share
 from quantc.spec.numerics import QParams, fake_quantize
 from quantc.spec.spec import FP16_WEIGHT, INT8_WEIGHT
-from tests.support.recovery import ALL_ROWS, layer_of, linear_case
+from tests.support.recovery import ALL_ROWS, TAKES, layer_of, linear_case
+
+INT4_TABLE = INT8_WEIGHT.but(dtype=DType.INT4, timing=Timing.WEIGHT_ONLY)
 
 
 class Tied(nn.Module):
@@ -114,3 +120,25 @@ def test_why_a_layer_that_was_left_out_is_not_fitted() -> None:
 
 def _refused(program: Program) -> list[tuple[str, str]]:
     return [found for found in layers_of(program, "auto") if isinstance(found, tuple)]
+
+
+def test_rows_of_a_table_are_kept_one_by_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    table = nn.Embedding(30, 16)
+    with torch.no_grad():
+        table.weight.copy_(torch.randn(30, 16, generator=generator) ** 3)
+    data = [torch.randint(0, 24, (4, 6), generator=generator) for _ in range(8)]
+    backend = replace(X86, takes=TAKES, modes={**X86.modes, "weight-only": INT4_TABLE})
+    config = mode_config(quantizer_of(backend), "weight-only")
+    program = qc.prepare(qc.capture(nn.Sequential(table).eval(), (data[0],)), backend, config=config)
+    qc.calibrate(program, data, collect="recover", progress="silent")
+    better = qc.recover(program, progress="silent")
+    (scales,), (levels,), (bias,) = (each for _, each in better.recovery().passes)
+    assert scales.fate == "kept"
+    assert "of 30 rows" in scales.reason  # those that no batch asked for stay as they are
+    assert levels.reason == "each of its weights meets an input of its own, and the nearest level is the best"
+    assert bias.reason == "it has no bias of its own"
+    odd = torch.cat(data[1::2])
+    wanted = program(odd)
+    before, after = (float((qc.convert(each)(odd) - wanted).detach().square().sum()) for each in (program, better))
+    assert after < 0.97 * before

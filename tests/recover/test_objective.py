@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from quantc.observe import Gram
+from quantc.observe.statistic_registry import STATISTICS
+from quantc.observe.tokens import Tokens
 from quantc.recover.objective import Moments, Objective, damped, share_added, why_not
 from quantc.spec.halves import Halves
 
@@ -61,7 +63,7 @@ def test_merged_moments_are_those_of_all_rows() -> None:
 
 def test_an_objective_fits_to_even_batches_and_judges_by_odd_ones() -> None:
     batches = [drawn(GROUPS, ROWS, WIDTH, seed=seed).float() for seed in range(4)]
-    found = Objective.of([halves(*batches)])
+    found = Objective.of([halves(*batches)], (GROUPS, WIDTH))
     for half, rows in ((found.fit, batches[::2]), (found.judge, batches[1::2])):
         expected = moments(torch.cat(rows, dim=1).double())
         torch.testing.assert_close(half.products, expected.products, rtol=1e-3, atol=1e-3)
@@ -101,6 +103,40 @@ def test_the_factor_is_of_the_products_and_what_was_added(rank: int) -> None:
         torch.testing.assert_close(added[:, alive], (mean * share).unsqueeze(1).expand(GROUPS, WIDTH - 1))
     assert bool((unit[:, 3, :3] == 0).all())
     assert bool((unit[:, 3, 4:] == 0).all())  # nothing takes up what a dead channel's weights lose
+
+
+def test_energies_alone_are_products_of_independent_inputs() -> None:
+    rows = drawn(GROUPS, ROWS, WIDTH) + 1
+    full = moments(rows)
+    found = Moments(full.energy, full.mean, ROWS)
+    expected = torch.diag_embed(rows.var(1, correction=0)) + full.mean.unsqueeze(2) * full.mean.unsqueeze(1)
+    torch.testing.assert_close(found.products, expected)
+    change, shift = drawn(GROUPS, OUTPUTS, WIDTH, seed=1), drawn(GROUPS, OUTPUTS)
+    dense = Moments(expected, full.mean, ROWS)
+    torch.testing.assert_close(found.error(change, shift), dense.error(change, shift))
+    torch.testing.assert_close(found.steady_error(change, shift), dense.steady_error(change, shift))
+    torch.testing.assert_close(found.merged(found).known, found.known)
+
+
+@pytest.mark.parametrize("kind", ["moments", "gram"])
+def test_objectives_of_all_statistics_agree_on_what_they_know(kind: str) -> None:
+    seen = Halves.empty(STATISTICS[kind], {})
+    batches = [drawn(GROUPS, ROWS, WIDTH, seed=seed).float() for seed in range(2)]
+    for number, rows in enumerate(batches):
+        seen.update(rows, batch=number)
+    found = Objective.of([seen], (GROUPS, WIDTH)).judge
+    torch.testing.assert_close(found.energy, batches[1].double().square().mean(1), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(found.mean, batches[1].double().mean(1), rtol=1e-3, atol=1e-3)
+
+
+def test_counts_are_the_energy_of_the_rows_of_a_table() -> None:
+    seen = Halves.empty(Tokens, {})
+    for number in range(2):
+        seen.update(torch.tensor([[0, 2, 2, 4]]), batch=number)
+    found = Objective.of([seen], (6, 1))
+    assert found.fit.energy.flatten().tolist() == [0.25, 0, 0.5, 0, 0.25, 0]
+    assert found.fit.rows == 4
+    assert why_not([seen], (3, 1)) == "what was collected has 5 indices, and it has 3 rows"
 
 
 def test_more_is_added_where_rows_are_few() -> None:

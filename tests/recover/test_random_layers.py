@@ -1,5 +1,5 @@
-"""Laws of fitting on random layers: linears and convolutions, depthwise and in groups, with dead channels, outliers, data
-of low rank and few rows, on any grid. Judged in float64 by torch's own ops, on the batches that nothing was fitted to."""
+"""Laws of fitting on random layers: linears, tables and convolutions, transposed, depthwise and in groups, with dead
+channels, outliers, data of low rank and few rows, on any grid. Judged in float64 by torch's own ops, on the batches that nothing was fitted to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import quantc as qc
+from quantc.backends.x86 import X86
 from quantc.ir.program import Program
-from tests.support.recovery import ALL_ROWS, Case, losses, random_case
+from tests.support.recovery import ALL_ROWS, Case, linear_case, losses, random_case
 
 PASSES = (
     "rescale",
@@ -74,19 +75,11 @@ def fitted_bits(program: Program) -> dict[str, bytes]:
     return {**found, **{name: tensor.contiguous().numpy().tobytes() for name, tensor in state.items()}}
 
 
-def wide() -> Case:
-    """A layer wide enough for several threads and blocks."""
-    generator = torch.Generator().manual_seed(0)
-    layer = torch.nn.Linear(320, 96)
-    with torch.no_grad():
-        layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator))
-    mix = torch.randn(320, 320, generator=generator) / 18
-    batches = [torch.randn(200, 320, generator=generator) @ mix + 0.3 for _ in range(5)]
-    base = random_case(12)
-    return Case("wide", layer, batches, base.backend, "static")
-
-
-@pytest.mark.parametrize("case", [wide(), random_case(5), random_case(22)], ids=lambda case: case.layer)
+@pytest.mark.parametrize(
+    "case",
+    [linear_case(backend=X86, inputs=320, outputs=96), random_case(5), random_case(22)],
+    ids=lambda case: case.layer,
+)
 def test_one_and_four_threads_give_the_same_bits(case: Case) -> None:
     found = []
     for threads in (1, 4):

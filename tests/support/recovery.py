@@ -22,8 +22,13 @@ from quantc.spec.formats import DType, PerChannel, PerGroup, PerTensor, Role, Sc
 from quantc.spec.spec import INT8_WEIGHT, QuantSpec
 
 aten = torch.ops.aten
-LAYERS = {aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default}
-ALL_ROWS = Collect(statistics="gram", effort=1e9)
+LAYERS = {
+    *(aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.embedding.default),
+    *(aten.conv_transpose1d.default, aten.conv_transpose2d.input),
+}
+BY_ROW = (aten.linear.default, aten.embedding.default)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+ALL_ROWS = Collect(effort=1e9)
 """A Gram of every row, so that what is judged is what is measured."""
 TAKES = (
     Capability(role=Role.ACT, dtypes=(DType.UINT8,)),
@@ -71,13 +76,14 @@ def random_case(seed: int) -> Case:
     """A layer of any kind, with data of any shape, on some grid."""
     generator = torch.Generator().manual_seed(seed)
     layer, shape = _layer(generator)
-    batches = _data(generator, shape, rand(generator, 2, 5))
+    count = rand(generator, 2, 5)
+    if isinstance(layer, nn.Embedding):
+        batches = [torch.randint(0, rand(generator, 1, 12), shape, generator=generator) for _ in range(count)]
+    else:
+        batches = _data(generator, shape, count)
     with torch.no_grad():
         _spoil(generator, layer)
-    modes = (
-        ("static", "static", "dynamic", "weight-only") if isinstance(layer, nn.Linear) else ("static", "weight-only")
-    )
-    mode = chosen(generator, *modes)
+    mode = chosen(generator, *_modes(layer))
     backend = chosen(generator, X86, X86, QNNPACK)
     spec = _spec(generator, layer, mode)
     specs = {**backend.modes, "weight-only": spec} if mode == "weight-only" else backend.modes
@@ -85,9 +91,17 @@ def random_case(seed: int) -> Case:
     return Case(f"{seed} {layer} {mode} {backend.name} {spec}", layer, batches, backend, mode)
 
 
+def _modes(layer: nn.Module) -> tuple[str, ...]:
+    if isinstance(layer, nn.Linear):
+        return "static", "static", "dynamic", "weight-only"
+    if isinstance(layer, nn.Embedding):
+        return ("weight-only",)
+    return ("static",) if isinstance(layer, TRANSPOSED) else ("static", "weight-only")
+
+
 def _layer(generator: torch.Generator) -> tuple[nn.Module, tuple[int, ...]]:
     kind, has_bias = (
-        chosen(generator, "linear", "linear", "conv1d", "conv2d", "conv2d", "conv3d"),
+        chosen(generator, "linear", "linear", "conv1d", "conv2d", "conv2d", "conv3d", "up1d", "up2d", "table"),
         chosen(generator, True, True, False),
     )
     with torch.random.fork_rng(devices=[]):
@@ -95,11 +109,18 @@ def _layer(generator: torch.Generator) -> tuple[nn.Module, tuple[int, ...]]:
         if kind == "linear":
             inputs = chosen(generator, 3, 8, 16, 32, 64)
             return nn.Linear(inputs, rand(generator, 1, 12), bias=has_bias), (rand(generator, 1, 20), inputs)
+        if kind == "table":
+            return nn.Embedding(12, chosen(generator, 4, 8, 32)), (rand(generator, 1, 6), 3)
         groups = chosen(generator, 1, 1, 2, 4)
         depth = chosen(generator, 1, 2, 4)
         channels, outputs = groups * depth, groups * chosen(generator, 1, 2, 3)
-        rank = int(kind[4])
+        rank = int(kind[-2])
         size, kernel = {1: 9, 2: 6, 3: 4}[rank], chosen(generator, 1, 2, 3)
+        if kind.startswith("up"):
+            stride = chosen(generator, 1, 2, 3)
+            options = {"stride": stride, "padding": chosen(generator, 0, 1), "output_padding": stride - 1}
+            deconv = TRANSPOSED[rank - 1](channels, outputs, kernel, groups=groups, bias=has_bias, **options)
+            return deconv, (rand(generator, 1, 4), channels, *[size] * rank)
         make = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[rank]
         layer = make(
             channels,
@@ -162,7 +183,8 @@ def _spec(generator: torch.Generator, layer: nn.Module, mode: str) -> QuantSpec:
     assert isinstance(weight, Tensor)
     bits = chosen(generator, 2, 3, 4, 5, 6, 7, 8, 8)
     sizes = [size for size in (2, 4, 8, 16, 32) if weight.shape[1] % size == 0]
-    shares: list[Any] = [PerTensor(), PerChannel(axis=0), PerChannel(axis=0)]
+    channel = PerChannel(axis=1 if isinstance(layer, TRANSPOSED) else 0)
+    shares: list[Any] = [PerTensor(), channel, channel]
     if mode == "weight-only" and sizes:
         shares += [PerGroup(axis=1, size=size) for size in (sizes[0], sizes[-1])]
     share = chosen(generator, *shares)
@@ -204,15 +226,16 @@ def losses(prepared: Program, converted: Program, batches: Sequence[Tensor]) -> 
         assert [each[0] for each in before] == [each[0] for each in changed]
         for index, ((target, args, kwargs), (_, other, other_kwargs)) in enumerate(zip(before, changed, strict=True)):
             found = _output(target, args[0], args, kwargs) - _output(target, args[0], other, other_kwargs)
-            rows = (found if target is aten.linear.default else found.movedim(1, -1)).reshape(
-                -1, found.shape[-1 if target is aten.linear.default else 1]
-            )
+            by_row = found if target in BY_ROW else found.movedim(1, -1)
+            rows = by_row.reshape(-1, by_row.shape[-1])
             totals[index] = totals.get(index, 0) + rows.square().sum(0)
             counts[index] = counts.get(index, 0) + len(rows)
     return [totals[index] / counts[index] for index in totals]
 
 
 def _output(target: Any, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    if target is aten.embedding.default:
+        return nn.functional.embedding(args[1], args[0].double())
     rest = [each.double() if isinstance(each, Tensor) else each for each in args[1:]]
     found: Tensor = target(
         x.double(),
