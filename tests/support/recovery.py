@@ -28,7 +28,7 @@ LAYERS = {
 }
 BY_ROW = (aten.linear.default, aten.embedding.default)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-ALL_ROWS = Collect(effort=1e9)
+ALL_ROWS = Collect(statistics="gram,tokens", effort=1e9)
 """A Gram of every row, so that what is judged is what is measured."""
 TAKES = (
     Capability(role=Role.ACT, dtypes=(DType.UINT8,)),
