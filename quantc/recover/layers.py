@@ -219,7 +219,7 @@ class _Facts:
             bias,
             shift,
             tuple(reads),
-            Objective.of(seen, shape),
+            Objective.of(seen, shape[0]),
         )
 
     def _collected(self, reads: list[Read]) -> list[Halves] | None:

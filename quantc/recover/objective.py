@@ -88,10 +88,10 @@ class Objective:
     judge: Moments
 
     @staticmethod
-    def of(seen: Sequence[Halves], shape: tuple[int, int]) -> Objective:
-        """The objective of a weight of some groups and inputs that several inputs meet: all of them count as much as they
-        have rows."""
-        return Objective(*(_moments([getattr(each, half) for each in seen], shape) for half in ("even", "odd")))
+    def of(seen: Sequence[Halves], groups: int = 1) -> Objective:
+        """The objective of a weight that several inputs meet: all of them count as much as they have rows. Counts of indices
+        are of a table of so many groups, one for each row."""
+        return Objective(*(_moments([getattr(each, half) for each in seen], groups) for half in ("even", "odd")))
 
     def of_all(self) -> Objective:
         """The objective of both halves together."""
@@ -115,24 +115,24 @@ def why_not(seen: Sequence[Halves], shape: tuple[int, int]) -> str | None:
     return None
 
 
-def _moments(every: Sequence[Statistic], shape: tuple[int, int]) -> Moments:
+def _moments(every: Sequence[Statistic], groups: int) -> Moments:
     found: Moments | None = None
     for each in every:
         if each.seen:
-            own = _of_statistic(each, shape)
+            own = _of_statistic(each, groups)
             found = own if found is None else found.merged(own)
     if found is None:
         raise QuantcError("nothing was collected", advice="ask `why_not` first")
     return found
 
 
-def _of_statistic(seen: Statistic, shape: tuple[int, int]) -> Moments:
+def _of_statistic(seen: Statistic, groups: int) -> Moments:
     if isinstance(seen, Gram):
         return Moments(seen.matrix() / seen.seen, seen.mean(), seen.seen)
     if isinstance(seen, ChannelMoments):
         return Moments(seen.mean_square(), seen.mean(), seen.seen)
     if isinstance(seen, Tokens):  # the input of each row is 1 or 0, so that its mean and mean square are its share
-        share = torch.zeros(shape, dtype=torch.float64)
+        share = torch.zeros(groups, 1, dtype=torch.float64)
         share[: len(seen.counts), 0] = seen.counts.double() / seen.seen
         return Moments(share, share, seen.seen)
     raise QuantcError(f"{seen.statistics} does not tell how rows are distributed", advice="collect gram or moments")

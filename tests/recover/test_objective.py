@@ -63,7 +63,7 @@ def test_merged_moments_are_those_of_all_rows() -> None:
 
 def test_an_objective_fits_to_even_batches_and_judges_by_odd_ones() -> None:
     batches = [drawn(GROUPS, ROWS, WIDTH, seed=seed).float() for seed in range(4)]
-    found = Objective.of([halves(*batches)], (GROUPS, WIDTH))
+    found = Objective.of([halves(*batches)])
     for half, rows in ((found.fit, batches[::2]), (found.judge, batches[1::2])):
         expected = moments(torch.cat(rows, dim=1).double())
         torch.testing.assert_close(half.products, expected.products, rtol=1e-3, atol=1e-3)
@@ -124,7 +124,7 @@ def test_objectives_of_all_statistics_agree_on_what_they_know(kind: str) -> None
     batches = [drawn(GROUPS, ROWS, WIDTH, seed=seed).float() for seed in range(2)]
     for number, rows in enumerate(batches):
         seen.update(rows, batch=number)
-    found = Objective.of([seen], (GROUPS, WIDTH)).judge
+    found = Objective.of([seen]).judge
     torch.testing.assert_close(found.energy, batches[1].double().square().mean(1), rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(found.mean, batches[1].double().mean(1), rtol=1e-3, atol=1e-3)
 
@@ -133,7 +133,7 @@ def test_counts_are_the_energy_of_the_rows_of_a_table() -> None:
     seen = Halves.empty(Tokens, {})
     for number in range(2):
         seen.update(torch.tensor([[0, 2, 2, 4]]), batch=number)
-    found = Objective.of([seen], (6, 1))
+    found = Objective.of([seen], groups=6)
     assert found.fit.energy.flatten().tolist() == [0.25, 0, 0.5, 0, 0.25, 0]
     assert found.fit.rows == 4
     assert why_not([seen], (3, 1)) == "what was collected has 5 indices, and it has 3 rows"
