@@ -161,7 +161,7 @@ class _Builder:
             return None
         weight = weight.detach().float()
         objective = Objective.of([collected])
-        value = objective.fit.error(weight.reshape(rows.groups, -1, rows.width))
+        value = objective.fit.error(rows.by_output(weight))
         power = float(value.sum()) or 1.0
         up, down = (_spread(labels, weight) for labels in (use.up, use.down))
         value = torch.full_like(value, 1 / power)
