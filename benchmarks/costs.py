@@ -28,13 +28,14 @@ from rich.table import Table
 from torch import Tensor, fx, nn
 
 import quantc as qc
-from quantc import pipelines
+from quantc.pipeline.pipeline import Pipeline
 from quantc.targets.kernels import costs
 from quantc.targets.kernels.kernel import Kernel, Work
 from quantc.targets.kernels.kernel_table import Call, NoKernelError, Placement, kernels_for
 from quantc.targets.kernels.tuning import processor
+from quantc.targets.target_table import KERNEL_FORM
 
-PRODUCTS = ("conv", "conv_transpose", "linear", "matmul")
+PRODUCTS = ("conv", "conv_transpose", "linear", "matmul", "linear_weight_only")
 """The ops of the integer form that are timed."""
 MIN_ROUNDS = 15
 ELSEWHERE = torch.zeros(2**20)
@@ -52,6 +53,8 @@ class Case:
     kind: str
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
+    spec: qc.QuantSpec | None = None
+    """That of the weights, if they alone are quantized."""
 
 
 def conv(
@@ -86,6 +89,10 @@ def linear(rows: int, inputs: int, outputs: int) -> Case:
         return nn.Sequential(nn.Linear(inputs, outputs), nn.ReLU(), nn.Linear(outputs, 1))
 
     return Case("linear", build, (rows, inputs))
+
+
+def weights(spec: qc.QuantSpec, rows: int, inputs: int, outputs: int) -> Case:
+    return Case("linear_weight_only", lambda: nn.Linear(inputs, outputs), (rows, inputs), spec)
 
 
 def square(size: int) -> tuple[int, int]:
@@ -129,6 +136,13 @@ CASES: tuple[Case, ...] = (
         for inputs, outputs in ((128, 128), (192, 576), (512, 1000), (768, 768), (768, 3072), (3072, 768), (4096, 4096))
         if rows * inputs * outputs < 2**31
     ),
+    *(
+        weights(spec, rows, inputs, outputs)
+        for spec in (qc.INT8_WEIGHT_ONLY, qc.INT4_GROUP)
+        for rows in (1, 4, 16, 64, 256)
+        for inputs, outputs in ((768, 768), (768, 3072), (2048, 2048), (4096, 4096))
+        if rows * inputs * outputs < 2**31
+    ),
 )  # fmt: skip
 
 
@@ -150,9 +164,10 @@ def candidates(case: Case, target: str) -> tuple[list[Kernel], tuple[fx.Node, ..
     """All kernels for the first product of a case."""
     torch.manual_seed(0)
     x = torch.randn(case.shape)
-    prepared = qc.prepare(qc.capture(case.build().eval(), (x,)), target)
+    config = None if case.spec is None else qc.QuantConfig().set_all(case.spec)
+    prepared = qc.prepare(qc.capture(case.build().eval(), (x,), dynamic_shapes=None), target, config=config)
     qc.calibrate(prepared, [(x,)], progress="silent")
-    program = pipelines.lower().run_on_copy(qc.convert(prepared, reduce_range="weights"))
+    program = Pipeline.parse(KERNEL_FORM).run_on_copy(qc.convert(prepared, reduce_range="weights"))
     calls = (Call(program, node) for node in program.nodes() if node.op == "call_function")
     call = next(call for call in calls if call.op in PRODUCTS)
     found: list[Kernel] = []
@@ -166,10 +181,13 @@ def candidates(case: Case, target: str) -> tuple[list[Kernel], tuple[fx.Node, ..
 
 
 def inputs_like(nodes: Sequence[fx.Node]) -> list[Tensor]:
-    """Bytes of the shapes that nodes yield, images channels last."""
+    """Bytes of the shapes that nodes yield, images channels last; floats where these are read."""
     made = []
     for node in nodes:
         kind: Any = node.meta["val"]
+        if kind.dtype.is_floating_point:
+            made.append(torch.randn(tuple(kind.shape)))
+            continue
         levels = torch.randint(0, 128, tuple(kind.shape), dtype=torch.uint8).to(kind.dtype)
         made.append(levels.contiguous(memory_format=torch.channels_last) if levels.dim() == 4 else levels)
     return made

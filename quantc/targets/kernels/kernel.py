@@ -55,7 +55,7 @@ class Kernel(PlacedModule, ABC):
     name: ClassVar[str]
     """The name in reports: `fbgemm linear_dynamic`."""
     family: ClassVar[str] = "torch"
-    """The library of the kernel: "onednn", "fbgemm", "qnnpack", "float32" or "torch"; the key of remembered times."""
+    """The library of the kernel: "onednn", "fbgemm", "qnnpack", "float32", "torch", or "native", quantc's own; the key of remembered times."""
     computes_in_float: ClassVar[bool] = False
     """True if it computes quantized products in float: taken only where the caller allows it."""
     any_order: ClassVar[bool] = False

@@ -27,7 +27,8 @@ from quantc.targets.target import TARGETS
 
 
 class NoKernelError(Exception):
-    """The reason why a kernel cannot take a call. Never reaches the user: it is recorded in the report."""
+    """The reason why a kernel cannot take a call. Never reaches the user: it is recorded in the report, unless it is empty:
+    the call is none of the kernel's business."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ MODULES = (
     "qnnpack_linear",
     "qnnpack_shared",
     "qnnpack_activations",
+    "native_linear",
     "weight_only_kernels",
     "embedding",
     "dequantized_weights",
@@ -196,7 +198,7 @@ def candidates(makers: list[Maker], call: Call, allow_float: bool) -> tuple[list
         try:
             made = maker(call)
         except NoKernelError as refusal:
-            reasons.append(str(refusal))
+            reasons += [str(refusal)] if str(refusal) else []
             continue
         placement = made if isinstance(made, Placement) else Placement(made, call.inputs)
         if allow_float or not placement.kernel.computes_in_float:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from quantc.integer.ops.weight_only import stored_weight
-from quantc.targets.kernels.kernel import Kernel
+from quantc.targets.kernels.kernel import Kernel, Work
 from quantc.targets.kernels.kernel_table import Call
 
 
@@ -82,6 +82,14 @@ class WeightOnly(Kernel):
             self.register_buffer(name, tensor)
         self.register_buffer("bias", bias)
         self._rest: tuple[Any, ...] = (weight.axis, weight.group_size, weight.shape, weight.order, weight.transposed)
+
+    def work(self, *inputs: Tensor) -> Work | None:
+        weight = self.stored
+        if not inputs or weight.w.dim() != 2:
+            return None
+        form = f"{str(weight.w.dtype).removeprefix('torch.')}{'' if weight.group_size is None else ' in groups'}"
+        rows = inputs[0].numel() // max(weight.inputs, 1)
+        return Work(f"linear_weight_only {form}", rows, (weight.inputs, weight.outputs))
 
     @property
     def stored(self) -> StoredWeight:

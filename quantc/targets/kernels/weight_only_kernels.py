@@ -34,6 +34,7 @@ class HalfLinear(WeightOnly):
     """GEMM by float16 weights, then scale and bias per output."""
 
     name: ClassVar[str] = "fbgemm linear, exact float16 weights"
+    family: ClassVar[str] = "fbgemm"
 
     def pack(self) -> Any:
         halves = exact_halves(self.stored)
@@ -85,6 +86,7 @@ class FloatLinear(WeightOnly):
     """Linear op of the Q/DQ form, on a weight dequantized once."""
 
     name: ClassVar[str] = "float linear, float32 weights made once"
+    family: ClassVar[str] = "float32"
 
     def pack(self) -> Any:
         weight = self.stored

@@ -16,7 +16,13 @@ def test_the_table_is_of_kinds_and_families_that_there_are() -> None:
     kinds = {row["kind"] for row in rows}
     assert {"conv2d 1x1 s1", "conv2d 3x3 s1", "conv2d depthwise 3x3 s1", "conv2d depthwise 3x3 s2", "linear"} <= kinds
     assert all(time > 0 for row in rows for time in row["microseconds"].values())
-    assert {family for row in rows for family in row["microseconds"]} <= {"onednn", "fbgemm", "float32", "torch"}
+    assert {family for row in rows for family in row["microseconds"]} <= {
+        "onednn",
+        "fbgemm",
+        "float32",
+        "torch",
+        "native",
+    }
     assert len({(row["kind"], row["size"], *row["channels"]) for row in rows}) == len(rows)
 
 
