@@ -7,6 +7,8 @@
 
 namespace {
 
+constexpr int64_t AHEAD = 3; // records, read ahead by hand
+
 
 // A nibble n at bit P of a word, under the exponent of 2^(23 − P), is the float 2^(23 − P) + n.
 constexpr int32_t mask_of(int P) { return 15 << P; }
@@ -79,7 +81,8 @@ template <int ROWS, int VECTORS, class R> bool some_rows(const Product &p, int64
         for (int v = 0; v < 4; v++) total[r][v] = zeros();
     R record{width, p.w + output / BLOCK * R::size(BLOCK, p.group) * (p.inputs / p.group)};
     for (int64_t k = 0; k < p.inputs; k += p.group, record.at += size) {
-        for (int64_t line = 0; line < size; line += 64) _mm_prefetch((const char *)record.at + size + line, _MM_HINT_T0);
+        for (int64_t line = 0; line < size; line += 64)
+            _mm_prefetch((const char *)record.at + AHEAD * size + line, _MM_HINT_T0);
         int v = 0;
         for (; v + VECTORS <= vectors; v += VECTORS) add_group<ROWS, VECTORS>(total, v, record, x + k, p.inputs, p.group);
         for (; v < vectors; v++) add_group<ROWS, 1>(total, v, record, x + k, p.inputs, p.group);
