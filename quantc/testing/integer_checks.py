@@ -19,6 +19,8 @@ MAX_STEPS = 1
 """Allowed distance from Q/DQ in steps, both computed from the same integers; twice that for ops that approximate."""
 MIN_EQUAL = 0.999
 """Fraction of a result that must be equal, of the elements that are not near a tie."""
+NEAREST = ("half-even", "half-up", "half-away")
+"""Roundings that differ from that of Q/DQ at ties alone."""
 FLOAT_ERROR = 1e-4
 """Allowed float error, relative to the largest value: Q/DQ sums in float32."""
 
@@ -27,13 +29,25 @@ def integer_form(trial: Trial) -> list[Fault] | None:
     """The rule's ops become integer arithmetic, without floats inside, within a step of Q/DQ."""
     if INTEGER not in trial.rule.supports:
         return None
-    integer = convert(calibrate_trial(trial.prepared.clone(), trial.inputs), to="integer")
+    calibrated = calibrate_trial(trial.prepared.clone(), trial.inputs)
+    integer = convert(calibrated, to="integer")
     integer.verify()
     left = _left_float(trial, integer)
     if left:
         return left
     strays = [Fault(f"a float is left inside the integers: {stray}", _CLAIM) for stray in stray_floats(integer)]
-    return strays + _apart(trial, agreement(trial.converted, integer, [tuple(trial.inputs)]))
+    return strays + _apart(trial, agreement(trial.converted, _to_nearest(calibrated) or integer, [tuple(trial.inputs)]))
+
+
+def _to_nearest(calibrated: Program) -> Program | None:
+    """The integer form with results rounded to the nearest and saturated, as Q/DQ has them; None if its targets do so."""
+    known = calibrated.plan.arithmetic
+    if all(each.saturate and each.rounding in NEAREST for each in known.values()):
+        return None
+    copy = calibrated.clone()
+    change = {"rounding": "half-even", "saturate": True}
+    copy.plan.arithmetic.update({name: each.model_copy(update=change) for name, each in known.items()})
+    return convert(copy, to="integer")
 
 
 _CLAIM = 'leave "integer" out of the rule\'s `supports`, or add its ops to the table of the integer form'

@@ -16,7 +16,8 @@ from quantc.text.digests import REMEMBERED, digest, state_digest, state_name
 from quantc.text.lexer import Reader
 from quantc.text.node_printer import OpaqueModule
 
-_SAFE_TARGET = re.compile(r"""[^"'\\\x00-\x1f\x7f]+""")
+_SAFE_TARGET = re.compile(r"""[^"\\\x00-\x08\x0a-\x1f\x7f]+""")
+"""Text within double quotes, which are what fx writes around names."""
 
 _COMPILE_ERRORS = (
     RuntimeError,

@@ -11,14 +11,18 @@ import torch
 
 from quantc.annotate.quantizer import Backend
 from quantc.integer import semantics
+from quantc.integer.lowerings import lower_elementwise
 from quantc.integer.match_lowering import NotIntegerError, Task
 from quantc.integer.semantics import SEMANTICS, Semantics
 from quantc.ir.types import TensorType, tensor_type
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.table import Rule
+from quantc.spec.arithmetic import Arithmetic, Rounding
+from quantc.targets.target import Target
 from quantc.testing import Check, Conformance, Row, check_backend
 from tests.support.faulty_backends import BOTH, GOOD, OWN
+from tests.support.faulty_targets import Names, registered
 
 aten_ops = torch.ops.aten
 GOOD_IN_INTEGERS = replace(
@@ -119,6 +123,24 @@ def test_a_result_that_is_often_one_step_off_is_said(monkeypatch: pytest.MonkeyP
     row = sigmoid_row()
     assert not row.passed
     assert "elements that are not near a tie" in row.what
+
+
+@pytest.mark.parametrize(("rounding", "saturate"), [("floor", True), ("truncate", True), ("half-up", False)])
+def test_a_chip_that_rounds_otherwise_is_not_blamed_for_it(
+    rounding: Rounding, saturate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ops are, where they compute something else."""
+    add = Rule("add", aten.add, {"x": "act", "y": "act", "out": "act"}, supports=BOTH)
+    backend = replace(with_rule(add), name="chip")
+    arithmetic = Arithmetic(rounding=rounding, saturate=saturate)
+    with registered(Target("chip", Names, arithmetic=arithmetic)):
+        assert form_row(check_backend(backend), "add").passed
+        right = SEMANTICS["sub"]
+        swap(monkeypatch, "add", right.write)
+        monkeypatch.setitem(lower_elementwise.SIGNS, "add", (1.0, 1.0625))
+        row = form_row(check_backend(backend), "add")
+    assert not row.passed
+    assert "from Q/DQ" in row.what
 
 
 def test_a_float_inside_the_integers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+from collections import OrderedDict
 
 import pytest
 import torch
 from torch import fx, nn
 
+from quantc import quantize
 from quantc.errors import ParseError, QuantcError
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType
@@ -70,7 +72,7 @@ def test_constants_must_be_the_ones_that_were_dumped() -> None:
         parse(text, {**given, "var": torch.ones(3)})
 
 
-@pytest.mark.parametrize("target", ["", "a..b", ".a", "a.__class__", 'a"b', "a'b", "a\\b", "a\nb", "__init__"])
+@pytest.mark.parametrize("target", ["", "a..b", ".a", "a.__class__", 'a"b', "a\\b", "a\nb", "__init__"])
 def test_names_that_generated_code_could_not_hold_are_refused_at_their_place(target: str) -> None:
     with pytest.raises(ParseError, match="name of a") as caught:
         check_target(target, HERE)
@@ -78,12 +80,17 @@ def test_names_that_generated_code_could_not_hold_are_refused_at_their_place(tar
 
 
 def test_other_names_are_fine() -> None:
-    assert [check_target(target, HERE) for target in ("a.b", "0.weight", "a b", "_x")] == [
-        "a.b",
-        "0.weight",
-        "a b",
-        "_x",
-    ]
+    names = ["a.b", "0.weight", "a b", "_x", "a'b", "a\tb", "a#b"]
+    assert [check_target(target, HERE) for target in names] == names
+
+
+def test_names_that_models_can_have_are_read_back() -> None:
+    model = nn.Sequential(
+        OrderedDict([("it's", nn.Linear(2, 2)), ("a\tb", nn.Linear(2, 2)), ("x # y", nn.Linear(2, 2))])
+    )
+    x = torch.ones(1, 2)
+    program = quantize(model.eval(), (x,), [x]).program
+    assert torch.equal(parse(str(program), constants(program))(x), program(x))
 
 
 def test_holders_are_found_or_made_and_must_be_modules() -> None:
