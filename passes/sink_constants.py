@@ -11,7 +11,7 @@ import networkx as nx
 from torch import fx, nn
 from torch._ops import HigherOrderOperator
 
-from quantc.ir.alias_analysis import Aliasing, operands_written
+from quantc.ir.alias_analysis import operands_written, sources_of
 from quantc.ir.program import Program, Stage, attribute
 from quantc.ir.sites import Origin
 from quantc.ir.subgraphs import called_graphs, form_of
@@ -133,13 +133,8 @@ def _written(program: Program, families: list[_Family]) -> dict[int, str]:
     """
     touched: set[fx.Node] = set()
     for _, graph in program.graphs():
-        aliasing = Aliasing(graph, program.owner(graph))
-        if not aliasing.has_writes:
-            continue
         direct = (node for node in graph.nodes if not isinstance(node.target, HigherOrderOperator))
-        roots = {aliasing.root(place) for node in direct for place in operands_written(node)}
-        sources = (node for node in graph.nodes if node.op in ("placeholder", "get_attr"))
-        touched.update(node for node in sources if aliasing.root(node) in roots)
+        touched |= sources_of(place for node in direct for place in operands_written(node))
     found: dict[int, str] = {}
     for node in touched:
         _refuse(program, node, found)

@@ -99,6 +99,26 @@ def _operands_written(node: fx.Node, owner: nn.Module | None) -> list[fx.Node]:
     ]
 
 
+def operands_aliased(node: fx.Node) -> list[fx.Node]:
+    """The operands whose memory the result of a node may share."""
+    if node.op in ("placeholder", "get_attr", "output") or not may_alias(node.target):
+        return []
+    if isinstance(node.target, OpOverload):
+        return _nodes_at(node, _aliased_arguments(node.target))
+    return list(node.all_input_nodes)
+
+
+def sources_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The inputs and constants whose memory nodes may share. Two that a later op may return either of are two."""
+    seen = {*nodes}
+    pending = list(seen)
+    while pending:
+        fresh = [operand for operand in operands_aliased(pending.pop()) if operand not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return {node for node in seen if node.op in ("placeholder", "get_attr")}
+
+
 SWITCH: dict[Any, str] = {
     torch.ops.aten.batch_norm.default: "training",
     torch.ops.aten.instance_norm.default: "use_input_stats",
@@ -232,12 +252,7 @@ class Aliasing:
         if node.op in ("placeholder", "get_attr"):
             self._external.add(node)
             return
-        if node.op == "output" or not may_alias(node.target):
-            return
-        operands = list(node.all_input_nodes)
-        if isinstance(node.target, OpOverload):
-            operands = _nodes_at(node, _aliased_arguments(node.target))
-        for operand in operands:
+        for operand in operands_aliased(node):
             self._unite(self.root(operand), self.root(node), tracks)
 
     def _unite(self, left: fx.Node, right: fx.Node, tracks: dict[fx.Node, _Latest]) -> None:

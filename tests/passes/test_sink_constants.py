@@ -107,9 +107,20 @@ def test_a_constant_that_is_written_to_stays_an_operand(where: str) -> None:
     line = "  %write : f32[3,3] = aten.add_.Tensor(%v, 1)\n"
     mark = "  %cond :" if where == "outside" else "  %linear : f32[2,3] = linear(%x, %v)"
     program = sunk(COND.replace(mark, line + mark))
-    assert "v" in operands(program, "cond")
-    assert "layer.other stays an operand: the program writes to it" in program.log[-1].notes
+    assert operands(program, "cond") == ["x", "v"]
+    assert reads(program, "yes") == ["layer.weight"], "only what is written to stays"
+    stayed = [note for note in program.log[-1].notes if "stays" in note]
+    assert stayed == ["layer.other stays an operand: the program writes to it"]
     assert reads(program, "no") == []
+
+
+def test_a_write_to_what_a_call_may_return_keeps_all_that_it_may_be() -> None:
+    """A branch that returns its operand, whose result is written to."""
+    text = COND.replace(
+        "  output (%getitem,)", "  %write : f32[2,3] = aten.add_.Tensor(%getitem, 1)\n  output (%write,)", 1
+    )
+    program = sunk(text)
+    assert operands(program, "cond") == ["x", "w", "v"]
 
 
 def test_a_program_in_training_mode_is_left_alone_with_the_reason() -> None:
