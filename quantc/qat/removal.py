@@ -45,7 +45,7 @@ def read_fake_quantizers(program: Program) -> None:
 
 
 def remove_fake_quantizers(program: Program) -> int:
-    """Bypass and remove fake quantizers; the number of their calls."""
+    """Bypass and remove fake quantizers; their number. One may be called for several tensors that share a scale."""
     calls = {
         node: module
         for node, module in module_calls(program)
@@ -62,7 +62,7 @@ def remove_fake_quantizers(program: Program) -> int:
     redirect(program, sources, readers)
     for node in reversed(list(calls)):
         program.erase(node)
-    return sum(isinstance(module, FakeQuantizer) for module in calls.values())
+    return len({id(module) for module in calls.values() if isinstance(module, FakeQuantizer)})
 
 
 def module_calls(program: Program) -> Iterator[tuple[fx.Node, nn.Module]]:

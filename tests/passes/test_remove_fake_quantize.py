@@ -99,3 +99,26 @@ def test_a_copy_for_inspection_leaves_training_as_it_is() -> None:
     assert program.dump("text") == before
     assert program.is_live
     assert torch.equal(dict(copy.root.named_parameters())["0.weight"], weight), "nothing is folded"
+
+
+class Joined(nn.Module):
+    """Two results on one scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.one(x), self.other(x)], 1)
+
+
+def test_as_many_are_removed_as_were_inserted() -> None:
+    """A fake quantizer that several tensors share counts once."""
+    x = torch.randn(4, 3, 6, 6)
+    program = qc.prepare(qc.capture(Joined(), (x,)), "qnnpack", qat=True)
+    program(x)
+    inserted, removed = (
+        next(note for entry in log if entry.name.startswith(name) for note in entry.notes)
+        for name, log in (("insert-fake", program.log), ("remove-fake", qc.convert(program).log))
+    )
+    assert inserted.split()[0] == removed.split()[0]
