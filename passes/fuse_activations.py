@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from quantc.ir.alias_analysis import Aliasing
+from quantc.ir.alias_analysis import operands_written
 from quantc.ir.dialect import aten, target_name
 from quantc.ir.program import Program, Stage
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
@@ -32,7 +32,8 @@ class FuseActivations(Pass):
     def run(self, program: Program) -> Outcome:
         done: Counter[str] = Counter()
         for _, graph in program.graphs():
-            if not Aliasing(graph, program.owner(graph)).has_writes:
+            owner = program.owner(graph)
+            if not any(operands_written(node, owner) for node in graph.nodes):
                 _rewrite(program, graph, done)
         return Outcome(bool(done), tuple(f"found {count} {name}" for name, count in sorted(done.items())))
 
