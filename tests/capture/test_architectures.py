@@ -64,18 +64,29 @@ INDEXES = {
 
 
 LARGE = {"resnet18", "mobilenet_v2", "mobilenet_v3", "efficientnet", "convnext", "swin"}
-"""These take most of the time, so `make test` runs them for x86 alone."""
+"""These take most of the time, so `make test` runs two of them, for x86 alone."""
+SLOW = LARGE - {"mobilenet_v3", "swin"}
+BYTEWISE = ("qnnpack", "executorch")
+"""Backends that quantize what goes between products as well: small models take turns at them in `make test`."""
 NOTHING = {("einsum_attention", "executorch")}
 """Where no rule fits: the delegate takes neither einsum nor norms, and a sum of what is float stays float."""
+
+
+def marks(name: str, backend: str) -> list[pytest.MarkDecorator]:
+    is_slow = name in (SLOW if backend == "x86" else LARGE | {*IDS[BYTEWISE.index(backend) :: 2]})
+    return [pytest.mark.slow] if is_slow else []
+
+
 everywhere = pytest.mark.parametrize(
     ("name", "backend"),
     [
-        pytest.param(name, backend, marks=[pytest.mark.slow] if name in LARGE and backend != "x86" else [])
+        pytest.param(name, backend, marks=marks(name, backend))
         for name in IDS
-        for backend in ("x86", "qnnpack", "executorch")
+        for backend in ("x86", *BYTEWISE)
         if (name, backend) not in NOTHING
     ],
 )
+on_x86 = pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name, "x86")) for name in IDS])
 
 
 @cache
@@ -197,7 +208,7 @@ def sqnr(model: nn.Module, program: Program, case: Case) -> float:
 # -- the tests -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", IDS)
+@on_x86
 def test_the_arithmetic_is_int8_on_x86(name: str) -> None:
     case = BY_NAME[name]
     run = Counted(quantized(name, "x86"), case)
@@ -261,7 +272,7 @@ def closure(node: fx.Node) -> list[fx.Node]:
     return list(found)
 
 
-@pytest.mark.parametrize("name", IDS)
+@on_x86
 def test_both_captures_are_quantized_alike(name: str) -> None:
     case, (model, program) = BY_NAME[name], captured(name)
     args, kwargs = case.example()

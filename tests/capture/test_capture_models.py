@@ -40,7 +40,10 @@ TAKING_TURNS = [
     for index, pair in enumerate(PAIRS)
 ]
 """Every second pair at once; the others are slow."""
-BOTH = [pytest.param(case, id=case.name) for case in CASES if not case.fx_refuses]
+BOTH = [
+    pytest.param(case, id=case.name, marks=() if index % 2 else pytest.mark.slow)
+    for index, case in enumerate(case for case in CASES if not case.fx_refuses)
+]
 
 
 def fresh(case: Case, method: Method | Literal["auto"], **options: Any) -> Program:
@@ -202,7 +205,6 @@ ACCEPTED = [
     "resnet_block",
     "unet",
     "vit",
-    "gpt_sdpa",
     "lstm_tagger",
     "dict_in_and_out",
     "shared_module",

@@ -183,7 +183,7 @@ def test_out_of_another_dtype_is_written_to(method: Any) -> None:
 
 
 def test_a_slice_of_the_aliasing_programs() -> None:
-    _search(11, 50)
+    _search(11, 20)
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_aliasing_programs(seed: int) -> None:
 
 
 def test_a_slice_of_the_aliasing_programs_traced() -> None:
-    _search(12, 40, search_traced)
+    _search(12, 15, search_traced)
 
 
 @pytest.mark.slow

@@ -133,31 +133,31 @@ PRODUCERS = (*(f"conv{n}d" for n in (1, 2, 3)), *(f"conv_transpose{n}d" for n in
 FUSIBLE = ("conv", "conv_transpose", "linear", "norm", "norm", "number", "add", "gate", "relu", "dropout", "part")
 
 
-@law(150)
+@law(50)
 @given(net=nets())
 def test_programs_captured_by_fx_compute_what_the_model_computes(net: Net) -> None:
     Judge(net).agree(captured(net))
 
 
-@law(60)
+@law(20)
 @given(net=nets())
 def test_both_captures_agree_with_eager_and_with_each_other(net: Net) -> None:
     check_captures(net)
 
 
-@law(50)
+@law(20)
 @given(net=nets(dtype=torch.float64))
 def test_passes_keep_the_numbers_and_are_done_after_one_run(net: Net) -> None:
     check_passes(net, torch.float64, 1e-9)
 
 
-@law(60)
+@law(25)
 @given(net=nets(dtype=torch.float64))
 def test_passes_keep_the_numbers_together(net: Net) -> None:
     check_together(net)
 
 
-@law(60)
+@law(25)
 @given(net=nets(FUSIBLE, dtype=torch.float64))
 def test_nothing_is_fused_into_what_has_two_users(net: Net) -> None:
     check_fusing(net)

@@ -75,7 +75,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_quantized_on_a_fine_grid_programs_compute_the_same(name: str) -> None:
-    @law(60)
+    @law(25)
     @given(net=nets(STEADY))
     def check(net: Net) -> None:
         check_quantizing(net, BACKENDS[name])

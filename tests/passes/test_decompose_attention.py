@@ -70,7 +70,7 @@ def cases(draw: st.DrawFn) -> tuple[Attention, tuple[Tensor, ...]]:
     return Attention(**options).eval(), tuple(inputs)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(cases())
 def test_the_numbers_are_torchs(case: tuple[Attention, tuple[Tensor, ...]]) -> None:
     model, inputs = case

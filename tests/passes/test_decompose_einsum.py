@@ -67,7 +67,7 @@ def contractions(draw: st.DrawFn) -> tuple[str, tuple[Tensor, ...]]:
     return equation, tuple(torch.randn(*(sizes[letter] for letter in term)) for term in (x, y))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(contractions())
 def test_every_contraction_of_two_tensors_is_a_matmul(case: tuple[str, tuple[Tensor, ...]]) -> None:
     equation, operands = case

@@ -93,7 +93,7 @@ def linears(draw: st.DrawFn) -> Sample:
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(sample=st.one_of(convolutions(), linears()))
 def test_batch_norms_are_folded_to_within_rounding(dtype: torch.dtype, sample: Sample) -> None:
     model, x = sample[0].to(dtype).eval(), sample[1].to(dtype)

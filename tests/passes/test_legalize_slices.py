@@ -16,7 +16,7 @@ from quantc.passes.legalize_slices import is_cut
 from tests.support.spelled import spelled
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     shape=st.lists(st.integers(1, 4), min_size=2, max_size=4),
     axis=st.integers(-4, 3),

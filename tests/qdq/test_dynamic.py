@@ -41,7 +41,7 @@ def dynamic(model: nn.Module, x: Any, spec: QuantSpec = SEVEN_BITS, **how: Any) 
 
 # -- numbers -----------------------------------------------------------------------------------------------------
 
-LAWS = settings(max_examples=60)
+LAWS = settings(max_examples=30)
 SHAPES = [(16,), (1, 16), (5, 16), (2, 3, 16), (2, 1, 3, 16)]
 
 

@@ -159,13 +159,20 @@ WRITES: dict[str, Write] = {
 }
 
 
-@pytest.mark.parametrize("seen", ["seen", "not seen"])
-@pytest.mark.parametrize("norm", ["", "inside of a fused op"])
-@pytest.mark.parametrize("how", WRITES)
-def test_what_is_written_to_memory_counts(how: str, norm: str, seen: str) -> None:
+WRITTEN = [
+    pytest.param(how, norm, seen, marks=() if index % 2 == (seen == bool(norm)) else pytest.mark.slow)
+    for index, how in enumerate(WRITES)
+    for norm in ("", "inside of a fused op")
+    for seen in (True, False)
+]
+"""Each write in two of the four ways at once, which differ in both; the other two are slow."""
+
+
+@pytest.mark.parametrize(("how", "norm", "seen"), WRITTEN)
+def test_what_is_written_to_memory_counts(how: str, norm: str, seen: bool) -> None:
     torch.manual_seed(0)
     model = Between(WRITES[how], norm).eval()
-    model.is_on = seen == "seen"
+    model.is_on = seen
     prepared: Any = prepare(model, batch())
     model.is_on = prepared.is_on = True
     with torch.no_grad():

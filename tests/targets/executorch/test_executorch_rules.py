@@ -23,7 +23,7 @@ from tests.support.executorch_models import relative, without_data
 pytest.importorskip("executorch")
 AT_MOST = frozenset({"embedding", "lstm", "gru", "rnn"})
 """The rules that may be without the delegate. A name may be taken out of here, and none may be added."""
-MAINLY = frozenset({"conv", "linear", "add"})
+MAINLY = frozenset({"linear", "add"})
 """Rules that are looked at each time; the slow tests look at all of them."""
 NEAR = 1e-5
 

@@ -37,7 +37,7 @@ from tests.support.byte_convs import (
 )
 
 
-@settings(max_examples=120)
+@settings(max_examples=70)
 @given(
     axes=st.integers(1, 3),
     groups=st.sampled_from(

@@ -121,7 +121,7 @@ def test_few_rows_on_many_threads_at_once() -> None:
 # -- in programs -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25)
+@settings(max_examples=16)
 @given(
     family=st.sampled_from(list(FAMILIES)),
     rows=st.integers(1, 40),

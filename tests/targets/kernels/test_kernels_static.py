@@ -51,7 +51,7 @@ def gaps(module: qc.Lowered, *inputs: Tensor) -> tuple[KernelGap, ...]:
     return found
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(
     axes=st.integers(1, 3),
     groups=st.sampled_from([1, 2, 4]),
@@ -75,24 +75,6 @@ def test_convolutions(
     found = gaps(module, x)
     is_usual = padding <= dilation * (kernel - 1) and not (axes == 3 and groups == 4)
     assert sum("qconv" in gap.kernel for gap in found) in ((3,) if is_usual else (2, 3))  # see Window.check_onednn
-
-
-@settings(max_examples=30)
-@given(
-    rows=st.integers(1, 40),
-    inputs=st.integers(1, 70),
-    outputs=st.integers(1, 40),
-    bias=st.booleans(),
-    after=st.sampled_from([nn.Identity, nn.ReLU, nn.ReLU6, nn.GELU, nn.Tanh]),
-    leading=st.booleans(),
-)
-def test_linears(rows: int, inputs: int, outputs: int, bias: bool, after: Any, leading: bool) -> None:
-    torch.manual_seed(rows)
-    model = nn.Sequential(nn.Linear(inputs, outputs, bias), after(), nn.Linear(outputs, 3))
-    x = torch.randn(2, rows, inputs) if leading else torch.randn(rows, inputs)
-    module = lowered(model, x)
-    found = gaps(module, x)
-    assert sum("linear" in gap.kernel for gap in found) == 2
 
 
 def test_a_sum_is_taken_into_the_convolution_and_what_is_read_again_is_kept() -> None:

@@ -65,10 +65,10 @@ def unexplained(found: list[tuple[Case, Verdict]]) -> list[str]:
 
 def test_calls_are_what_torch_has() -> None:
     rng = Random(0)
-    ops = rng.sample(sorted(DRAWERS), 80)
+    ops = rng.sample(sorted(DRAWERS), 40)
     found = [(case, verdict_of(case)) for case in (drawn(op, rng.randrange(100)) for op in ops)]
     assert not unexplained(found)
-    assert sum(verdict.kind == "same" for _, verdict in found) > 70
+    assert sum(verdict.kind == "same" for _, verdict in found) > 34
 
 
 @pytest.mark.slow
