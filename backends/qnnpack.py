@@ -66,7 +66,7 @@ TABLE = RuleTable(
         rule("sum", aten.total, alone, when=(NARROW,)),
         *rules.MOVES,
         *rules.WITHIN,
-        rule("average", rules.average, rules.PASS_ON),
+        rule("average", rules.image_average, rules.PASS_ON),
         rule("upsample-linear", aten.upsample_linear, rules.PASS_ON),
     ),
 )

@@ -14,8 +14,8 @@ from quantc.passes.decompose_einsum import DecomposeEinsum
 from quantc.passes.fold_constants import FoldConstants
 from quantc.patterns import aten
 from quantc.patterns.checks import differs, one_of
-from quantc.patterns.dsl import OpPattern, Pattern, op
-from quantc.patterns.operand_patterns import const, number
+from quantc.patterns.dsl import OpPattern, Pattern, any_of, op
+from quantc.patterns.operand_patterns import const, number, value
 from quantc.patterns.predicates import predicate
 from quantc.patterns.rule import Match
 from quantc.patterns.table import Rule
@@ -125,6 +125,10 @@ max_pool = op(
     args="x",
 )
 average = op(*aten.avg_pool.ops, *aten.adaptive_avg_pool.ops, "mean", args="x")
+image_average = any_of(
+    op(*aten.avg_pool.ops, *aten.adaptive_avg_pool.ops, args="x"), op("mean", args="x")(value("x", rank=(4, 5)))
+)
+"""A mean of tokens is smaller than the largest of them, and a grid like theirs would round most of it away."""
 
 
 def with_number(pattern: OpPattern) -> OpPattern:

@@ -16,6 +16,7 @@ from quantc.calibration.observed_tensors import data_groups, observed_tensors
 from quantc.errors import DataError
 from quantc.ir.program import Program
 from quantc.ir.types import dtype_of
+from quantc.observe.auto import Auto
 from quantc.observe.observation_registry import OBSERVATIONS
 from quantc.spec.halves import Halves
 from quantc.spec.observation import Observation, Order
@@ -69,9 +70,11 @@ class Seat:
         self.empty = partial(kind.empty, spec.granularity, dict(spec.observe.options))
         self.part = self.empty()
 
-    def begin(self, total: Observation) -> None:
+    def begin(self, total: Observation, batch: int) -> None:
         # an order-dependent observation cannot be merged, so a copy of it continues
         self.part = self.empty() if total.order is Order.FREE else copy.deepcopy(total)
+        if isinstance(self.part, Auto):
+            self.part.batch = batch
 
     def added_to(self, total: Observation) -> Observation:
         """The statistics with this batch added. `total` is not modified."""
@@ -92,10 +95,10 @@ class Tally:
             {name: totals[name] if name in totals else seat.empty() for name, seat in self.seats.items()}
         )
 
-    def begin(self) -> None:
-        """Start a batch. Partial observations of an earlier one are dropped."""
+    def begin(self, batch: int = 0) -> None:
+        """Start a batch, by its number in all calibrations. Partial observations of an earlier one are dropped."""
         for name, seat in self.seats.items():
-            seat.begin(self.whole.totals[name])
+            seat.begin(self.whole.totals[name], batch)
 
     def commit(self, samples: int | None) -> None:
         """Commit the batch: all of it at once, so that no interruption can come in between."""

@@ -11,6 +11,7 @@ from quantc.calibration.observed_tensors import data_groups
 from quantc.calibration.underflow import Coarse, extremes_of
 from quantc.ir.program import Program
 from quantc.ir.site_index import Places
+from quantc.observe.auto import Auto
 from quantc.observe.store import Statistics
 from quantc.spec.halves import Halves
 from quantc.spec.observation import Observation
@@ -32,6 +33,8 @@ class GroupRange:
     high: float | None
     seen: int
     """Number of observed elements."""
+    chosen: str = ""
+    """For `auto`: the range method, and the errors that decided."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class CalibrationReport:
         lines += [f"  warning: {row}" for row in self.coarse]
         if self.unseen:
             lines.append(f"  never reached, and so not to be converted: {', '.join(self.unseen)}")
-        rows = [(row.where, row.observe, _show(row.low), _show(row.high), str(row.seen)) for row in self.groups]
+        rows = [(row.where, row.chosen or row.observe, _show(row.low), _show(row.high), str(row.seen)) for row in self.groups]
         if rows:
             lines += plain_rows(("tensor", "observe", "low", "high", "seen"), rows[:SHOWN])
         if len(rows) > SHOWN:
@@ -115,5 +118,6 @@ def rows_of(program: Program) -> tuple[GroupRange, ...]:
         observation = program.plan.statistics.get(group.name)
         low, high = extremes_of(observation)
         seen = observation.seen if observation is not None else 0
-        rows.append(GroupRange(group.name, where, str(spec.observe), low, high, seen))
+        chosen = str(observation.chosen(spec)) if isinstance(observation, Auto) and observation.seen else ""
+        rows.append(GroupRange(group.name, where, str(spec.observe), low, high, seen, chosen))
     return tuple(rows)

@@ -182,7 +182,7 @@ class _Run:
     def _one(self, batch: Any) -> None:
         number = self.team.number(self.tally.whole.batches)
         leaves = leaves_of(self.program, batch, number)
-        self.tally.begin()
+        self.tally.begin(self.collector.first + number)
         self.collector.begin(number)
         try:
             with self.isolation.batch(number, leaves) as inputs:

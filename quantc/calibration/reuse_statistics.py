@@ -15,7 +15,9 @@ from quantc.calibration.loop import finish
 from quantc.calibration.observed_tensors import data_groups, observed_sites
 from quantc.errors import CalibrationError, LoadError, ObservationError, QuantcError
 from quantc.ir.program import Program
+from quantc.observe.auto import Auto
 from quantc.observe.fixed_qparams import FixedQParams
+from quantc.observe.histogram import Histogram
 from quantc.observe.minmax import MinMax, WithExtremes
 from quantc.observe.moving_average import MovingAverage
 from quantc.observe.observation_registry import start
@@ -175,6 +177,8 @@ def derive_observation(observation: Observation, spec: QuantSpec, *, where: str 
         )
     if type(observation) is type(wanted):
         return observation
+    if isinstance(wanted, Histogram) and isinstance(observation, Auto):
+        return observation.whole()
     if isinstance(wanted, MinMax) and isinstance(observation, WithExtremes):
         return observation.extremes
     raise ObservationError(

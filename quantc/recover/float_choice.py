@@ -77,7 +77,7 @@ class Choice:
 
 
 def candidates(program: Program, macs: float) -> list[Candidate]:
-    """The matches that are no large part of the multiply-adds, and whose tensors were observed one by one."""
+    """The matches that are no large part of the multiply-adds, and whose results were observed one by one."""
     shared = _shared(program)
     members: dict[str, list[fx.Node]] = {}
     for node, claim in program.plan.claims.rows.items():
@@ -96,13 +96,13 @@ def candidates(program: Program, macs: float) -> list[Candidate]:
 
 
 def _shared(program: Program) -> set[fx.Node]:
-    """Nodes at tensors that were observed together: without one of them, nothing is known of the others."""
+    """Nodes that yield tensors which were observed together: without one of them, nothing is known of the others."""
     places = Places(program)
     found: set[fx.Node] = set()
     for group in program.plan.groups:
-        computed = [site for site in group.values if places.node(site).op != "get_attr"]
+        computed = [node for site in group.values if (node := places.node(site)).op != "get_attr"]
         if len(computed) > 1:
-            found.update(places.node(site) for site in group.places)
+            found.update(computed)
     return found
 
 
