@@ -56,6 +56,8 @@ class LeaveFloat(Pass):
     """The `reduce_range` that the program will be converted with."""
 
     def run(self, program: Program) -> Outcome:
+        if any(entry.name.startswith(self.name) and entry.changed for entry in program.log):
+            return Outcome(False, ("it has run: more ops would exceed what they may cost",))
         batches = BATCHES.get()
         if (reason := _why_not(program, len(batches))) is not None:
             return Outcome(False, (reason,), (Judgment(program.name, "refused", reason=reason),))
@@ -85,7 +87,7 @@ def _leave(program: Program, choice: Choice) -> str | None:
     saved = Statistics(dict(before.statistics), notes_for(program, before.batches, None), dict(before.collected))
     trained = {name: found for name, found in before.statistics.items() if isinstance(found, Trained)}
     try:
-        Annotate(backend=before.quantizer, config=_with_floats(before.config, nodes)).run(program)  # type: ignore[arg-type]
+        Annotate(backend=before.quantizer, config=_with_floats(before.config, nodes)).run(program)
         Share().run(program)
         use_statistics(program, saved)
     except QuantcError as error:
@@ -94,8 +96,7 @@ def _leave(program: Program, choice: Choice) -> str | None:
     plan = program.plan
     names = {group.name for group in plan.groups}
     plan.statistics |= {name: found for name, found in trained.items() if name in names}
-    places = {site for group in plan.groups for site in group.places}
-    plan.fitted = {site: found for site, found in before.fitted.items() if site in places}
+    plan.fitted = {site: found for site, found in before.fitted.items() if site.graph or site.node not in nodes}
     return None
 
 

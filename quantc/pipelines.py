@@ -60,8 +60,9 @@ def _decide(quantizer: Quantizer, config: QuantConfig | None, allow_empty: bool)
 
 
 def recover() -> Pipeline:
-    """The pipeline of `qc.recover`: fit the scales of weights to what their layers read, then the weights, then the biases."""
-    return Pipeline.parse("rescale,round,correct-bias")
+    """The pipeline of `qc.recover`: leave ops float whose grids cost more than they gain; then fit the scales of weights to
+    what their layers read, then the weights, then the biases."""
+    return Pipeline.parse("leave-float,rescale,round,correct-bias")
 
 
 def convert(backend: Any = None, reduce_range: RangeReduction = "auto") -> Pipeline:

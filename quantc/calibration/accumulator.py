@@ -70,7 +70,7 @@ class Seat:
         self.empty = partial(kind.empty, spec.granularity, dict(spec.observe.options))
         self.part = self.empty()
 
-    def begin(self, total: Observation, batch: int) -> None:
+    def begin(self, total: Observation, batch: int = 0) -> None:
         # an order-dependent observation cannot be merged, so a copy of it continues
         self.part = self.empty() if total.order is Order.FREE else copy.deepcopy(total)
         if isinstance(self.part, Auto):

@@ -93,7 +93,10 @@ class CalibrationReport:
         lines += [f"  warning: {row}" for row in self.coarse]
         if self.unseen:
             lines.append(f"  never reached, and so not to be converted: {', '.join(self.unseen)}")
-        rows = [(row.where, row.chosen or row.observe, _show(row.low), _show(row.high), str(row.seen)) for row in self.groups]
+        rows = [
+            (row.where, row.chosen or row.observe, _show(row.low), _show(row.high), str(row.seen))
+            for row in self.groups
+        ]
         if rows:
             lines += plain_rows(("tensor", "observe", "low", "high", "seen"), rows[:SHOWN])
         if len(rows) > SHOWN:

@@ -21,7 +21,7 @@ def observe_again(program: Program, batches: Iterable[Any], names: Sequence[str]
     runner, isolation = Runner(program, tally.watchers()), Isolation(program)
     for number, batch in enumerate(batches):
         leaves = leaves_of(program, batch, number)
-        tally.begin()
+        tally.begin(number)
         try:
             with isolation.batch(number, leaves) as inputs:
                 runner.run(inputs)

@@ -11,8 +11,8 @@ from collections.abc import Container, Iterator
 from torch import fx
 
 from quantc.ir.decisions import Quantize
-from quantc.ir.dialect import is_op, traits_of
-from quantc.ir.op_row import Trait
+from quantc.ir.dialect import is_op, row_of, traits_of
+from quantc.ir.op_row import Family, Trait
 from quantc.ir.plan import Group, Source
 from quantc.ir.program import Program
 from quantc.ir.site_index import Places
@@ -56,6 +56,16 @@ def _hands_on(node: fx.Node, values: Container[fx.Node], observers: Container[fx
         return False  # padding may bring in a number of its own
     sources = [behind(source, observers) for source in used_nodes(op.args[0])]
     return all(source in values and source.op != "get_attr" for source in sources)
+
+
+def same_elements(node: fx.Node) -> fx.Node:
+    """The tensor that a node has the elements of, all of them and each once, through views, permutations and copies."""
+    while (row := row_of(node)) is not None and row.family in (Family.VIEW, Family.PERMUTE, Family.COPY):
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            break
+        node = source
+    return node
 
 
 def observed_sites(program: Program) -> dict[str, list[str]]:

@@ -12,9 +12,10 @@ from quantc.calibration.calibration_report import CalibrationReport
 from quantc.calibration.checkpoint import program_digest
 from quantc.calibration.graph_observers import show_observers
 from quantc.calibration.loop import finish
-from quantc.calibration.observed_tensors import data_groups, observed_sites
+from quantc.calibration.observed_tensors import data_groups, observed_sites, observed_tensors, same_elements
 from quantc.errors import CalibrationError, LoadError, ObservationError, QuantcError
 from quantc.ir.program import Program
+from quantc.ir.site_index import Places
 from quantc.observe.auto import Auto
 from quantc.observe.fixed_qparams import FixedQParams
 from quantc.observe.histogram import Histogram
@@ -85,7 +86,7 @@ def _use(prepared: Program, saved: Statistics) -> CalibrationReport:
             advice="calibrate this program; statistics serve the very model they were collected from",
         )
     index = _Index(saved)
-    wanted = observed_sites(prepared)
+    wanted = _known_sites(prepared, index)
     found = {group.name: index.find(group.name, wanted[group.name], spec) for group, spec in data_groups(prepared)}
     prepared.plan.statistics = found
     prepared.plan.batches = _batches(saved)
@@ -94,6 +95,18 @@ def _use(prepared: Program, saved: Statistics) -> CalibrationReport:
     samples: Any = saved.notes.get("samples")
     whole = Whole(found, prepared.plan.batches, samples)
     return finish(prepared, whole, 0.0, ["from statistics that were collected before"])
+
+
+def _known_sites(prepared: Program, index: _Index) -> dict[str, list[str]]:
+    """Observed tensors of each group; for a view of one whose statistics were saved, that one."""
+    places = Places(prepared)
+    views = {str(places.out(node)): node for node in observed_tensors(prepared)}
+
+    def known(tensor: str) -> str:
+        source = str(places.out(same_elements(views[tensor])))
+        return source if tensor not in index.of_tensor and source in index.of_tensor else tensor
+
+    return {name: [known(tensor) for tensor in tensors] for name, tensors in observed_sites(prepared).items()}
 
 
 class _Index:

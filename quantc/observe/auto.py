@@ -138,5 +138,3 @@ def _power(half: Histogram) -> float:
 
 def _decibels(error: float) -> str:
     return f"{-10 * math.log10(error):.1f}" if error > 0 else "exact"
-
-

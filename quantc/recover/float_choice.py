@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import fx
 
+from quantc.calibration.observed_tensors import same_elements
 from quantc.ir.judgment import Judgment
 from quantc.ir.mac_count import example_sizes, products
 from quantc.ir.plan import Part
@@ -66,6 +67,10 @@ class Data:
     def of(simulation: Simulation, batches: Sequence[Batch]) -> Data:
         return Data(tuple(batches), tuple(simulation.run(leaves) for leaves in batches))
 
+    def first(self) -> Data:
+        """The first batch alone."""
+        return Data(self.batches[:1], self.expected[:1])
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -100,9 +105,9 @@ def _shared(program: Program) -> set[fx.Node]:
     places = Places(program)
     found: set[fx.Node] = set()
     for group in program.plan.groups:
-        computed = [node for site in group.values if (node := places.node(site)).op != "get_attr"]
-        if len(computed) > 1:
-            found.update(computed)
+        nodes = [node for site in group.values if (node := places.node(site)).op != "get_attr"]
+        if len({same_elements(node) for node in nodes}) > 1:
+            found.update(nodes)
     return found
 
 
@@ -135,11 +140,15 @@ def choose(
     for each in every:
         if tell is not None:
             tell(each.root)
-        harm[each.root] = error(fit, [other for other in every if other is not each]) - least
-    order = sorted(every, key=lambda each: harm[each.root] / each.time)
+        harm[each.root] = error(fit.first(), [other for other in every if other is not each])
+    best = min(harm.values())
+    order = sorted(every, key=lambda each: (harm[each.root] - best) / each.time)
     left = order[_most_quantized(lambda count: error(fit, order[count:]), len(order), least * 10 ** (SLACK / 10)) :]
-    while left and not _affordable(left, limits):
-        left = left[1:]
+    if not _affordable(left, limits):
+        left = _within(left, limits)
+    if not left:
+        told = f"what gains most is more than {limits.elements:.0%} of the elements, or {limits.macs:.0%} of the multiply-adds"
+        return Choice((), (), (told,))
     return _judged(left, lambda chosen: error(judge, chosen), simulation.program, limits)
 
 
@@ -152,6 +161,15 @@ def _most_quantized(error: Callable[[int], float], most: int, limit: float) -> i
     return low
 
 
+def _within(left: Sequence[Candidate], limits: Limits) -> list[Candidate]:
+    """The most harmful for their time, as far as the limits allow."""
+    found: list[Candidate] = []
+    for each in reversed(left):
+        if _affordable([*found, each], limits):
+            found.append(each)
+    return found
+
+
 def _affordable(left: Sequence[Candidate], limits: Limits) -> bool:
     return sum(each.elements for each in left) <= limits.elements and sum(each.macs for each in left) <= limits.macs
 
@@ -161,8 +179,8 @@ def _judged(
 ) -> Choice:
     """Keep those without which the other batches have a larger error."""
     before, after = error(()), error(left)
-    if not left or not _gains(before, after, limits.gain):
-        reason = f"it gains less than {limits.gain:g} dB on the batches that it was not chosen on, or costs too much time"
+    if not _gains(before, after, limits.gain):
+        reason = f"it gains less than {limits.gain:g} dB on the batches that it was not chosen on"
         return Choice((), tuple(Judgment(_name(program, each), "undone", before, after, reason) for each in left))
     kept, judgments = list(left), []
     for each in left:

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from quantc.calibration.qparams import find_qparams
+from quantc.calibration.state_isolation import Isolation
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.plan import Part, Plan, Source, spec_of
 from quantc.ir.program import Program
@@ -61,6 +62,10 @@ class Simulation:
     """The root of the match that claims a node."""
     rounded: dict[Use, Tensor] = field(default_factory=dict)
     """Constants, rounded once for all runs."""
+    isolation: Isolation = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.isolation = Isolation(self.program)
 
     @staticmethod
     def of(program: Program, reduce_range: RangeReduction = "auto") -> Simulation:
@@ -124,7 +129,8 @@ class Simulation:
     @torch.no_grad()
     def run(self, leaves: Sequence[Any], left: Left | None = None) -> Any:
         """The outputs on one batch, given as flat inputs; of the float program for None."""
-        return _Run(self, left).run(*leaves, enable_io_processing=False)
+        with self.isolation.batch(0, leaves) as inputs:
+            return _Run(self, left).run(*inputs, enable_io_processing=False)
 
     def error(self, batches: Sequence[Sequence[Any]], expected: Sequence[Any], left: Left) -> float:
         """Power of the error of all outputs, relative to theirs."""

@@ -32,6 +32,8 @@ from quantc.ir.batch_inputs import Inputs, batch_of, check_batches, select_input
 from quantc.ir.plan import Source
 from quantc.ir.program import Program
 from quantc.pipeline.pipeline import Hook, Pipeline, hooks_of
+from quantc.recover.judging_batches import MOST as JUDGING
+from quantc.recover.judging_batches import judging_on
 from quantc.spec.arithmetic import MultiplierChoice
 from quantc.support.progress import Style
 from quantc.verbs.capture import Method, capture
@@ -203,14 +205,14 @@ def quantize_program(
         config = mode_config(quantizer, mode) + (config if config is not None else QuantConfig())
     with steps("prepare"):
         prepared = prepare(captured, quantizer, config=config, allow_empty=allow_empty, hooks=hooks)
-    calibration, measured = None, _examples(captured)
+    calibration, measured, watched = None, _examples(captured), _Watched((), 0)
     measured_on: MeasuredOn = "example inputs" if batches is None and kept is None else "batches"
     is_held_out = True
     if _waiting(prepared) or recover:
-        watched = _Watched(_check_given(batches, prepared, recover))
+        watched = _Watched(_check_given(batches, prepared, recover), JUDGING if recover else KEPT)
         with steps("calibrate"):
             calibration = calibrate(prepared, watched, progress=progress, collect="recover" if recover else None)
-        measured, is_held_out = watched.first, False
+        measured, is_held_out = watched.first[:KEPT], False
     elif batches is not None and kept is None:
         measured = list(islice(batches, KEPT))
     far: tuple[Outside, ...] = ()
@@ -218,7 +220,7 @@ def quantize_program(
         measured, is_held_out = sound(kept, captured), True
         far = outside(prepared, measured) if calibration is not None else ()
     if recover:
-        with steps("recover"):
+        with steps("recover"), judging_on(watched.first):
             prepared = fit_weights(prepared, "auto" if recover is True else recover, progress=progress, hooks=hooks)
     with steps("convert"):
         program = convert(prepared, to, multiplier=multiplier, style=style, reduce_range=reduce_range, hooks=hooks)
@@ -283,13 +285,13 @@ def _compare(prepared: Program, program: Program, measured: list[Any]) -> Compar
 class _Watched:
     """Batches on their way to the calibration, of which the first are kept: what gives them once is not asked twice."""
 
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.batches = batches
+    def __init__(self, batches: Iterable[Any], kept: int) -> None:
+        self.batches, self.kept = batches, kept
         self.first: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.batches:
-            if len(self.first) < KEPT:
+            if len(self.first) < self.kept:
                 self.first.append(batch)
             yield batch
 

@@ -10,8 +10,10 @@ from quantc.calibration.observe_again import observe_again
 from quantc.errors import CalibrationError, PipelineError
 from quantc.ir.batch_inputs import Inputs, check_batches, select_inputs
 from quantc.ir.program import Program, Stage, check_has_plan, check_program
+from quantc.passes.leave_float import LeaveFloat
 from quantc.pipeline.pipeline import Hook, Pipeline, hooks_of
 from quantc.recover.fitting import TELL
+from quantc.recover.judging_batches import BATCHES, judging_on
 from quantc.recover.transforming import SEE_AGAIN
 from quantc.support.progress import Style, Told, show_progress
 from quantc.verbs.prepare import check_stage
@@ -35,7 +37,7 @@ def recover(
 
     Transforms such as `equalize` come first. They move factors between the program's constants, so that its numbers stay
     and its tensors get ranges that quantize better; `batches`, the calibration's, are for the ranges that change by that.
-    Without them, such tensors stay as they are. `inputs` is as in `qc.calibrate`.
+    Without them, such tensors stay as they are. `leave-float` runs the program on the first four of them. `inputs` is as in `qc.calibrate`.
 
     The program computes what it did, and keeps float weights; `qc.convert` puts the fitted ones in their place.
     `prepared` is not modified. `progress` is as in `qc.calibrate`; `hooks` are called around every pass.
@@ -56,15 +58,16 @@ def recover(
             advice="train it, or prepare without qat=True",
         )
     pipeline = _pipeline(passes)
-    if not prepared.plan.collected:
+    if not prepared.plan.collected and not all(isinstance(each, LeaveFloat) for each in pipeline):
         raise CalibrationError(
             f"nothing was collected of what the layers of {prepared.name} read",
             where="qc.recover",
             advice='collect it: qc.calibrate(prepared, batches, collect="recover")',
         )
     better = prepared.draft()
+    judging = BATCHES.get() if batches is None else select_inputs(batches, inputs, prepared)
     see = None if batches is None else _seeing(prepared, batches, inputs)
-    with show_progress(f"fitting {prepared.name}", progress, unit="layers") as told:
+    with show_progress(f"fitting {prepared.name}", progress, unit="layers") as told, judging_on(judging):
         token, seeing = TELL.set(_Counter(told)), SEE_AGAIN.set(see)
         try:
             return pipeline.run(better, hooks_of(hooks))

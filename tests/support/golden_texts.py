@@ -10,10 +10,11 @@ from quantc.hooks import Guard, Truth, Verify
 from quantc.ir.program import Program
 from quantc.pipeline.pipeline import Pipeline
 from quantc.recover.fitting import FittingPass
+from quantc.recover.judging_batches import judging_on
 from quantc.recover.transforming import TransformPass
 from tests.support.paths import TESTS
 from tests.support.small_backend import SMALL
-from tests.support.text_programs import program_of, see, seen_again
+from tests.support.text_programs import batches_of, program_of, see, seen_again
 
 BACKEND = SMALL.name
 """Cases name it in their pipelines: importing it registers it."""
@@ -51,7 +52,7 @@ class Golden:
         plan = "" if self.then else str(program.plan)
         if self.then:
             see(program, "recover" if any(isinstance(step, RECOVERING) for step in self.then) else None)
-            with seen_again():
+            with seen_again(), judging_on(batches_of(program)):
                 self.then.run(program, [Truth(), Verify(), guard])
         notes = [f"# {note}\n" for entry in program.log for note in entry.notes]
         notes += [f"# {line}\n" for line in plan.splitlines()]
