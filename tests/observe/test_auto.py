@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_any_split_gives_the_same_bits(cuts: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     batches = [torch.randn(40, generator=generator) * (number + 1) for number in range(7)]
     ends = [0, *sorted(cuts), 7]
-    parts = [seen(batches[a:b], first=a) for a, b in zip(ends, ends[1:], strict=False)]
+    parts = [seen(batches[a:b], first=a) for a, b in pairwise(ends)]
     merged = Auto.empty(PerTensor(), {})
     for part in reversed(parts):
         merged = part.merge(merged)
