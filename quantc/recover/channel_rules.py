@@ -192,7 +192,7 @@ def _gain(walk: Walk, node: fx.Node, x: fx.Node, c: fx.Node, *, divides: bool = 
     if any(width > 1 and size == 1 for width, size in zip(own.shape, shape, strict=True)):
         return False
     out = walk.classes.fresh(shape)
-    made, undone = (each[(0,) * (rank - tensor.dim())] for each in (out, own))
+    made, undone = (np.asarray(each[(0,) * (rank - tensor.dim())]) for each in (out, own))
     walk.uses.append(Use(c, node, undone, made, divides) if divides else Use(c, node, made, undone))
     walk.set(node, out)
     return True

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
-from quantc.ir.dialect import DROPOUTS, WEIGHTED, argument, is_op, row_of
-from quantc.ir.op_row import MOVES
-from quantc.recover.coordinates import Coordinates
-from quantc.recover.stream import CannotRotateError, Stream, Use
+from quantc.ir.dialect import DROPOUTS, WEIGHTED, argument, is_op, ops_in
+from quantc.ir.op_row import Family
+from quantc.recover.coordinates import Coordinates, NotAVectorError
+from quantc.recover.stream import CannotRotateError, Stream, Use, is_move, is_split
 from quantc.recover.stream_rules import carry
 
 PRODUCTS = (*WEIGHTED, "matmul", "addmm")
+JOINS = ops_in(Family.JOIN)
+SAME = ("cast", "mean", "pad", *DROPOUTS, *ops_in(Family.ADAPTIVE_POOL))
+"""Ops that yield a number where all that they read is that number."""
 WITH_BIAS = ("linear", "addmm", "conv1d", "conv2d", "conv3d")
 
 
@@ -45,14 +49,14 @@ def fold_of(stream: Stream, node: fx.Node, constant: fx.Node) -> Fold:
     gain = Use(node, constant, "w" if is_op(node, "layer_norm", "rms_norm") else "y")
     try:
         return _forward(stream, node, gain, values)
-    except CannotRotateError:
-        if not is_op(node, "mul"):
-            raise
-        try:
+    except (CannotRotateError, NotAVectorError) as error:
+        why = error
+    if is_op(node, "mul"):
+        with suppress(CannotRotateError, NotAVectorError):
             return Fold(node, gain, values, _writers(stream, node))
-        except CannotRotateError:
-            pass
-        raise
+    if isinstance(why, CannotRotateError):
+        raise why
+    raise CannotRotateError(f"{stream.program.describe(node)} has a gain, and {why}")
 
 
 def _forward(stream: Stream, node: fx.Node, gain: Use, values: Tensor) -> Fold:
@@ -94,11 +98,9 @@ def _offset_of(stream: Stream, node: fx.Node) -> tuple[fx.Node, Use | None]:
 
 def _reads(node: fx.Node, may_scale: bool) -> bool:
     """True for ops that yield the channels that they read, or sums of them."""
-    row = row_of(node)
-    is_plain = (row is not None and row.family in MOVES) or is_op(node, "cast", "neg", "mean", *DROPOUTS)
-    return (
-        is_plain or is_op(node, *PRODUCTS) or "getitem" in str(node.target) or (may_scale and is_op(node, "mul", "div"))
-    )
+    if is_op(node, "mul", "div") or (is_op(node, "pad") and any(argument(node, "pad"))):
+        return may_scale
+    return is_move(node) or is_split(node) or is_op(node, *SAME, *PRODUCTS)
 
 
 def _part(stream: Stream, start: fx.Node, allowed: Callable[[fx.Node], bool]) -> Stream:
@@ -114,9 +116,24 @@ def _part(stream: Stream, start: fx.Node, allowed: Callable[[fx.Node], bool]) ->
                 f"{stream.program.describe(start)} has a gain, and {'is a result' if node.op == 'output' else f'{node.name} reads it'}"
             )
         carry(part, node)
-    if part.gains or not part.constants or any(use.user in part.tensors for use in part.constants):
+    if part.gains or not part.constants or not _is_one_sided(part, start):
         raise CannotRotateError(f"{stream.program.describe(start)} has a gain that nothing can take")
     return part
+
+
+def _is_one_sided(part: Stream, start: fx.Node) -> bool:
+    """True if no product contracts two tensors that the gain has multiplied, and the other side is constants alone."""
+    mine = {start}
+    for node in start.graph.nodes:
+        if node in part.tensors and any(value in mine for value in node.all_input_nodes):
+            mine.add(node)
+    twice = (node for value in mine for node in value.users if is_op(node, *PRODUCTS))
+    joined = (node for node in mine if is_op(node, *JOINS))
+    return (
+        all(value in mine or is_move(value) for value in part.tensors)
+        and not any(sum(value in mine for value in node.args) > 1 for node in twice)
+        and all(value in mine for node in joined for value in node.all_input_nodes)
+    )
 
 
 def _writers(stream: Stream, node: fx.Node) -> dict[Use, Coordinates]:

@@ -50,7 +50,7 @@ def rotate_streams(program: Program, seed: int, tied: Tied) -> list[Judgment]:
     while journals and (change := check.gap()) is not None:
         index, journal = journals.pop()
         journal.undo()
-        judgments[index] = Judgment(judgments[index].site, "undone", reason=f"what the program computes {change}")
+        judgments[index] = Judgment(judgments[index].site, "undone", reason=f"an output {change}")
     return judgments
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from quantc.ir.dialect import BY_NAME, DROPOUTS, argument, is_op, op_name, row_of
+from quantc.ir.dialect import BY_NAME, DROPOUTS, argument, is_op, op_name, ops_in, row_of
 from quantc.ir.op_row import Family
 from quantc.recover.coordinates import NONE, Coordinates
 from quantc.recover.stream import MOVING, Stream, is_split
@@ -271,11 +271,23 @@ def _conv(stream: Stream, node: fx.Node) -> None:
             stream.refuse(node, "reads vectors that do not lie along its channels")
         stream.join(w, known.at(rank, 0 if turned else 1), node, "w")
     if (out := _known(stream, node)) is not None:
-        if stream.axis(out) != channel or (turned and argument(node, "groups") != 1):
+        if stream.axis(out) != channel or argument(node, "groups") != 1:
             stream.refuse(node, "yields vectors that do not lie along its channels")
         stream.join(w, out.at(rank, 1 if turned else 0), node, "w")
         if b is not None:
             stream.join(b, out.at(1, 0), node, "b")
+
+
+def _pool(stream: Stream, node: fx.Node) -> None:
+    """Means over other axes."""
+    x = argument(node, "x")
+    found = _known(stream, x, node)
+    row = row_of(node)
+    if found is None or row is None or stream.axis(found) >= found.rank - (row.spatial or 0):
+        stream.refuse(node, "averages components")
+    else:
+        stream.join(x, found, node)
+        stream.join(node, found, node)
 
 
 def _lookup(stream: Stream, node: fx.Node) -> None:
@@ -381,6 +393,7 @@ def _rules() -> dict[str, Rule]:
     found: dict[str, Rule] = dict.fromkeys(MOVING, _move)
     found |= {name: _conv for name, op in BY_NAME.items() if op.family in (Family.CONV, Family.CONV_TRANSPOSE)}
     found |= {name: _unary for name, op in BY_NAME.items() if op.family is Family.DROPOUT}
+    found |= dict.fromkeys(ops_in(Family.AVERAGE_POOL, Family.ADAPTIVE_POOL), _pool)
     found |= dict.fromkeys(("neg", "cast", "aten.alias.default"), _unary)
     found |= dict.fromkeys(("add", "sub"), _sum)
     found |= dict.fromkeys(("where", "masked_fill"), _where)

@@ -21,7 +21,8 @@ class Shared(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(self.linear(x).relu())
+        out: Tensor = self.linear(self.linear(x).relu())
+        return out
 
 
 def shared() -> tuple[Program, list[Use]]:

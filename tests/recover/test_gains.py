@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,10 @@ class Gained(nn.Module):
         self.how = how
 
     def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.read(x)
+        return found
+
+    def read(self, x: Tensor) -> Any:
         if self.how == "of the writer":
             hidden = self.scale * self.first(x).flip(1)  # a move between, or fuse would fold it
             return self.last(F.layer_norm(hidden + x.mean(), (HIDDEN,)))
@@ -35,6 +41,8 @@ class Gained(nn.Module):
             return hidden @ torch.stack([self.last.weight.T] * 2)
         if self.how == "padded":
             return self.image(hidden.transpose(1, 2))
+        if self.how == "with itself":
+            return (hidden @ hidden.transpose(1, 2)) @ x + self.other(hidden)
         if self.how == "scaled":
             return self.last(hidden * x.mean())
         if self.how == "activation":
@@ -58,6 +66,7 @@ def test_gains_are_folded(how: str) -> None:
         ("matmul", "has no bias to take up the offset"),
         ("padded", "has no bias to take up the offset"),
         ("scaled", "has a gain, and mul reads it"),
+        ("with itself", "has a gain that nothing can take"),
         ("activation", "is no linear function"),
     ],
 )

@@ -96,7 +96,8 @@ class Tower(nn.Module):
         self.between = between
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.between(self.first(x)))
+        out: Tensor = self.last(self.between(self.first(x)))
+        return out
 
 
 LINEAR: dict[str, Callable[[Tensor], Tensor]] = {
@@ -113,6 +114,7 @@ LINEAR: dict[str, Callable[[Tensor], Tensor]] = {
     "its square": lambda x: x * (x * x).sum(-1, keepdim=True),
     "two side by side": lambda x: F.layer_norm(torch.cat([x, 2 * x], -1), (2 * HIDDEN,))[..., HIDDEN:],
     "stacked": lambda x: torch.stack([x, x + x], 1).sum(1),
+    "pooled": lambda x: F.adaptive_avg_pool1d(x.transpose(1, 2), 2).transpose(1, 2),
     "dropped": lambda x: F.dropout(x, 0.5, training=False),
 }
 COMPONENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -123,7 +125,7 @@ COMPONENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "a softmax": lambda x: x.softmax(-1),
     "largest": lambda x: x * x.amax(-1, keepdim=True),
     "squares that are read": lambda x: x.pow(2).cumsum(-1),
-    "a norm of parts": lambda x: F.layer_norm(x.unflatten(-1, (8, 2)), (8, 2)).flatten(-2),
+    "a norm of parts": lambda x: F.layer_norm(x.reshape(2, 4, 8, 2), (8, 2)).flatten(-2),
     "a length of one": lambda x: x / torch.linalg.vector_norm(x, 1, -1, keepdim=True),
 }
 
@@ -168,6 +170,8 @@ def test_convolutions_take_up_rotations_of_their_channels() -> None:
     model = nn.Sequential(nn.Conv2d(3, 16, 2, stride=2), nn.Conv2d(16, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 1))
     x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
     assert kept(rotated(captured(model.double().eval(), x), x)) == ["vectors of 16: 1 tensors, 3 constants"]
+    apart = nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 3, 1))
+    assert kept(rotated(captured(apart.double().eval(), x), x)) == []
 
 
 def test_what_changes_the_numbers_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ def shaken(model: nn.Module, seed: int = 0) -> nn.Module:
     with torch.no_grad():
         for value in model.parameters():
             if value.dim() == 1:
-                value += torch.randn(value.shape, generator=generator) / 2
+                value.add_(torch.randn(value.shape, generator=generator) / 2)
     return model.double().eval()
 
 
@@ -47,13 +47,14 @@ class Attention(nn.Module):
         super().__init__()
         self.q, self.o = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
         self.k, self.v = nn.Linear(HIDDEN, HIDDEN // 2), nn.Linear(HIDDEN, HIDDEN // 2)
-        self.register_buffer("phase", torch.rand(4) if rotary else torch.ones(4))
+        self.register_buffer("phase", torch.rand(5, 4) if rotary else torch.ones(5, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (each(x).unflatten(-1, (-1, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
-        k, v = (each.repeat_interleave(2, 1) for each in (k, v))
+        k, v = (each.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1, 2) for each in (k, v))
         scores = (q * self.phase) @ (k * self.phase).transpose(-1, -2) / 2.0
-        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        out: Tensor = self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return out
 
 
 class Block(nn.Module):
@@ -67,9 +68,11 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.post:
             x = self.one(x + self.attention(x))
-            return self.two(x + self.down(F.gelu(self.up(x))))
+            after: Tensor = self.two(x + self.down(F.gelu(self.up(x))))
+            return after
         x = x + self.attention(self.one(x))
-        return x + self.down(F.gelu(self.up(self.two(x))))
+        out: Tensor = x + self.down(F.gelu(self.up(self.two(x))))
+        return out
 
 
 class Language(nn.Module):
@@ -89,7 +92,8 @@ class Language(nn.Module):
             self.head.weight = self.table.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.norm(self.blocks(self.table(tokens) + self.positions)))
+        out: Tensor = self.head(self.norm(self.blocks(self.table(tokens) + self.positions)))
+        return out
 
 
 TOKENS = torch.tensor([[1, 4, 2, 10, 7], [0, 3, 3, 9, 5]])
