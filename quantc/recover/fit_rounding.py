@@ -2,64 +2,86 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from quantc.recover.fitting import Proposal, by_set, mixed, scale_sets
 from quantc.recover.layers import Layer
-from quantc.recover.objective import damped
-from quantc.recover.rounding import Columns, by_coordinate, with_feedback
+from quantc.recover.objective import damped, remaining
+from quantc.recover.rounding import SWEEPS, Columns, by_coordinate, with_feedback
 from quantc.recover.scale_refit import refit
+from quantc.recover.scale_search import searched
 from quantc.spec.numerics import QParams
 
 Method = Literal["gptq", "coordinate"]
 FEW_LEVELS = 32
-TURNS = 2
+"""Up to so many, a sweep of polishing is enough."""
+FEWEST_LEVELS = 8
+"""Up to so many, scales are fitted to the levels that were found."""
 
 
 def rounded(layer: Layer, method: Method, frees_bias: bool) -> Proposal:
-    """Weights rounded to the layer's grid so that its output changes least, on the half they are fitted to."""
+    """Weights rounded so that the layer's output changes least, on the half they are fitted to: to the layer's grid, or with
+    feedback to one of scales that lose less."""
     moments, is_free = layer.objective.fit, frees_bias and layer.bias is not None
     products = moments.about_mean() if is_free else moments.products
-    order = products.diagonal(dim1=1, dim2=2).sum(0).argsort(descending=True, stable=True).tolist()
-    matrix, unit, share = damped(products[:, order][:, :, order], moments.rows)
-    weights = layer.rows(layer.weight.double())
+    order = products.diagonal(dim1=1, dim2=2).sum(0).argsort(descending=True, stable=True)
+    matrix, unit, share = damped(products[:, order.unsqueeze(1), order], moments.rows)
+    problem = _Problem(layer, layer.rows(layer.weight.double()), order.tolist(), matrix, unit)
 
-    def rounded_on(qparams: QParams) -> Proposal:
-        columns = Columns(weights, layer.grid(qparams), order)
-        if method == "gptq":
-            with_feedback(columns, unit)
-        else:
-            columns.start(layer.levels(layer.current, qparams))
-        by_coordinate(columns, matrix)
-        levels = columns.result()
-        if layer.spec.levels <= FEW_LEVELS and layer.limit is None:
-            levels, qparams = _alternated(layer, levels, qparams, matrix, order)
+    def proposed(levels: Tensor, qparams: QParams) -> Proposal:
         weight = layer.weight_at(levels, qparams)
         return Proposal(weight, qparams, _shift(layer, weight) if is_free else layer.shift, _note(layer, share))
 
-    proposal = rounded_on(layer.qparams)
-    if method == "gptq" and not layer.open_qparams.equals(layer.qparams):
-        proposal = _better(layer, proposal, rounded_on(layer.open_qparams))
+    if method == "coordinate":
+        return proposed(*problem.polished(layer.levels(layer.current, layer.qparams), layer.qparams))
+    proposal = proposed(*problem.with_feedback(problem.own_scales()))
+    if not layer.open_qparams.equals(layer.qparams):
+        proposal = _better(layer, proposal, proposed(*problem.with_feedback(layer.open_qparams)))
     return proposal
 
 
-def _alternated(
-    layer: Layer, levels: Tensor, qparams: QParams, products: Tensor, order: list[int]
-) -> tuple[Tensor, QParams]:
-    """Levels and scales fitted in turn, each to the other: where levels are few, scales matter."""
-    weights = layer.rows(layer.weight.double())
-    for _ in range(TURNS):
-        found = refit(layer, levels, qparams, products, order)
-        if found is None:
-            break
-        qparams = found
-        columns = Columns(weights, layer.grid(qparams), order)
-        columns.start(levels)
-        by_coordinate(columns, products, sweeps=1)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Problem:
+    """Weights to round, and the products of what they meet, in an order of the inputs."""
+
+    layer: Layer
+    weights: Tensor
+    order: list[int]
+    matrix: Tensor
+    unit: Tensor
+
+    def own_scales(self) -> QParams:
+        """Scales for rounding with feedback: an error counts by what the inputs after it cannot take up. Those that the
+        layer has where sums are limited, as the limit came with them."""
+        if self.layer.limit is not None:
+            return self.layer.qparams
+        energy = torch.empty_like(self.matrix[..., 0])
+        energy[:, self.order] = remaining(self.matrix, self.unit)
+        return searched(self.layer, energy)
+
+    def with_feedback(self, qparams: QParams) -> tuple[Tensor, QParams]:
+        """Levels, and scales. A fit that is to be judged is not polished: that lowers the error further where it is fitted."""
+        columns = Columns(self.weights, self.layer.grid(qparams), self.order)
+        with_feedback(columns, self.unit)
+        is_few = self.layer.spec.levels <= FEW_LEVELS and self.layer.limit is None
+        if is_few and self.layer.objective.fit is not self.layer.objective.judge:
+            return columns.result(), qparams
+        by_coordinate(columns, self.matrix, sweeps=1 if is_few else SWEEPS)
         levels = columns.result()
-    return levels, qparams
+        if is_few and self.layer.spec.levels <= FEWEST_LEVELS:
+            found = refit(self.layer, levels, qparams, self.matrix, self.order)
+            return (levels, qparams) if found is None else self.polished(levels, found, sweeps=1)
+        return levels, qparams
+
+    def polished(self, levels: Tensor, qparams: QParams, sweeps: int = SWEEPS) -> tuple[Tensor, QParams]:
+        columns = Columns(self.weights, self.layer.grid(qparams), self.order)
+        columns.start(levels)
+        by_coordinate(columns, self.matrix, sweeps=sweeps)
+        return columns.result(), qparams
 
 
 def _better(layer: Layer, one: Proposal, other: Proposal) -> Proposal:

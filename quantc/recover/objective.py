@@ -145,12 +145,13 @@ def damped(products: Tensor, rows: int) -> tuple[Tensor, Tensor, float]:
     Dead channels get the mean, so that their weights are rounded to nearest. Where fewer rows than channels were seen,
     the rest of the space is unknown: more is added there.
     """
-    diagonal = products.diagonal(dim1=1, dim2=2)
+    matrix = products.clone()
+    diagonal = matrix.diagonal(dim1=1, dim2=2)
     mean = _mean(diagonal)
-    dead = torch.diag_embed(torch.where(diagonal > 0, torch.zeros_like(diagonal), mean.expand_as(diagonal)))
+    alive = torch.where(diagonal > 0, diagonal, diagonal + mean)
     share = share_added(products.shape[-1], rows)
     while True:
-        matrix = products + dead + torch.diag_embed((mean * share).expand_as(diagonal))
+        diagonal.copy_(alive + mean * share)
         # the factor from the last channel on, as the error of a channel is taken up by those after it
         lower, info = torch.linalg.cholesky_ex(matrix.flip(1, 2))
         if not bool(info.any()):
@@ -159,9 +160,18 @@ def damped(products: Tensor, rows: int) -> tuple[Tensor, Tensor, float]:
         share *= 10
 
 
+def remaining(matrix: Tensor, unit: Tensor) -> Tensor:
+    """What an error of each channel costs, `[groups, inputs]`, once the channels after it have taken up what they can: the
+    `D` of `U D Uᵀ = matrix`."""
+    diagonal = matrix.diagonal(dim1=1, dim2=2).unsqueeze(2)
+    found: Tensor = torch.linalg.solve_triangular(unit.square(), diagonal, upper=True, unitriangular=True)
+    return found.squeeze(2)
+
+
 def share_added(width: int, rows: int) -> float:
-    """The share of the mean that is added to the diagonal: more where the rows are few for the channels."""
-    return max(0.01, min(0.1, width / (10 * rows)))
+    """The share of the mean that is added to the diagonal: more where the rows are few for the channels, as a fit to them
+    says less about others."""
+    return max(0.01, min(0.3, width / (2 * rows)))
 
 
 def _mean(energy: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from quantc.recover.pair_limits import Neighbours
 
 Floats = NDArray[np.float64]
 
-BLOCK = 128
+BLOCK = 32
 """Columns between two products with the whole matrix."""
 SWEEPS = 3
 
