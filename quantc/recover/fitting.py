@@ -93,15 +93,14 @@ def fit(program: Program, propose: Propose, reduce_range: RangeReduction = "auto
     return found
 
 
-def _on_all(layer: Layer, propose: Propose, proposal: Proposal) -> Proposal:
+def _on_all(layer: Layer, propose: Propose, proposal: Proposal, after: Tensor) -> Proposal:
     """The proposal fitted anew to all batches, now that it has proved itself; for outputs that are not better so, as it
-    was."""
+    was, with the error `after`."""
     again = propose(replace(layer, objective=layer.objective.of_all()))
     if isinstance(again, str):
         return proposal
-    errors = [layer.error(each.weight, each.shift) for each in (proposal, again)]
     sets = scale_sets(layer)
-    old, new = (by_set(each, sets) for each in errors)
+    old, new = (by_set(each, sets) for each in (after, layer.error(again.weight, again.shift)))
     better = (new <= old) & (by_set((~layer.fits(again.weight, again.qparams)).double(), sets) == 0)
     return mixed(layer, proposal, again, better[sets])
 
@@ -116,7 +115,7 @@ def _judge(program: Program, layer: Layer, proposal: Proposal, propose: Propose)
         tried = float(after.sum()) / power
         return Judgment(layer.name, "undone", start, tried, "no better on the batches that it was not fitted to")
     now = Proposal(layer.current, layer.qparams, layer.shift)
-    kept = mixed(layer, now, _on_all(layer, propose, proposal), better)
+    kept = mixed(layer, now, _on_all(layer, propose, proposal, after), better)
     _put(program, layer, kept)
     end = float(torch.where(better, after, before).sum()) / power
     notes = (_count(layer, better), proposal.note)
@@ -134,7 +133,7 @@ def _count(layer: Layer, better: Tensor) -> str:
 def _choice(layer: Layer, proposal: Proposal, before: Tensor, after: Tensor) -> Tensor:
     """The outputs for which the proposal is taken: all or none of those that share a scale which changes."""
     fits = layer.fits(proposal.weight, proposal.qparams)
-    steady = [layer.steady_error(layer.current, layer.shift), layer.steady_error(proposal.weight, proposal.shift)]
+    steady = before + layer.steadying(layer.current), after + layer.steadying(proposal.weight)
     is_same = proposal.qparams.equals(layer.qparams)
     sets = torch.arange(before.numel()).reshape(before.shape) if is_same else scale_sets(layer)
     old, new, steady_old, steady_new = (by_set(each, sets) for each in (before, after, *steady))

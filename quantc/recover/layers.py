@@ -118,9 +118,9 @@ class Layer:
         """Mean squared error of each output on the half that judges, for rounded weights and a change of the bias."""
         return self.objective.judge.error(self.rows(self.weight.double() - weight.double()), shift)
 
-    def steady_error(self, weight: Tensor, shift: Tensor | None) -> Tensor:
-        """`error`, with weights that hardly met any input counted too."""
-        return self.objective.judge.steady_error(self.rows(self.weight.double() - weight.double()), shift)
+    def steadying(self, weight: Tensor) -> Tensor:
+        """What is added to `error` so that weights that hardly met any input count too."""
+        return self.objective.judge.steadying(self.rows(self.weight.double() - weight.double()))
 
 
 def spread(qparams: QParams, like: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:

@@ -247,12 +247,13 @@ UINT8_DYNAMIC = UINT8.but(timing=Timing.DYNAMIC)
 INT8_TOKEN = INT8_DYNAMIC.but(granularity=PerToken())
 UINT8_TOKEN = UINT8_DYNAMIC.but(granularity=PerToken())
 INT4_GROUP = INT8_WEIGHT_ONLY.but(
-    dtype=DType.INT4, scheme=Scheme.AFFINE, granularity=PerGroup(axis=1, size=32), scale_bits=7, observe=FIT
+    dtype=DType.INT4, scheme=Scheme.AFFINE, granularity=PerGroup(axis=1, size=32), scale_bits=7
 )
 """Levels lie at most 15 steps from the zero point: with a scale of 7 bits each weight has 11, those of a float16."""
-INT4_GROUP_SYMMETRIC = INT8_WEIGHT_ONLY.but(dtype=DType.INT4, granularity=PerGroup(axis=1, size=32), observe=FIT)
+INT4_GROUP_SYMMETRIC = INT8_WEIGHT_ONLY.but(dtype=DType.INT4, granularity=PerGroup(axis=1, size=32))
 INT4_WEIGHT = INT8_WEIGHT.but(dtype=DType.INT4)
-INT2_GROUP = INT4_GROUP.but(dtype=DType.INT2)
+INT2_GROUP = INT4_GROUP.but(dtype=DType.INT2, observe=FIT)
+"""With four levels ranges are far too wide; with more, scales of least squared error of weights lose more on outputs."""
 INT16 = QuantSpec(dtype=DType.INT16, scheme=Scheme.SYMMETRIC)
 INT32_BIAS = QuantSpec(dtype=DType.INT32, scheme=Scheme.SYMMETRIC, role=Role.BIAS)
 FP16_WEIGHT = INT8_TENSOR_WEIGHT.but(dtype=DType.FP16, timing=Timing.WEIGHT_ONLY)

@@ -39,6 +39,8 @@ from tests.support.fitting import (
 )
 from tests.support.specs import tensors
 
+FITTED_GROUP = INT4_GROUP.but(observe="fit")
+
 
 def bits_of(observation: Fit | MinMax) -> dict[str, object]:
     state = observation.to_state()
@@ -58,7 +60,7 @@ def seen(share: Share, parts: list[Tensor]) -> Fit:
 def test_any_order_and_split_of_weights_that_share_scales_gives_the_same_bits(
     share: Share, weights: list[Tensor], order: list[int]
 ) -> None:
-    spec = INT4_GROUP.but(granularity=share)
+    spec = FITTED_GROUP.but(granularity=share)
     whole = seen(share, weights)
     a, b, c = (seen(share, [weights[index]]) for index in order)
     before = bits_of(a)
@@ -77,13 +79,13 @@ def test_weights_that_share_scales_are_fitted_together() -> None:
 
 def test_later_changes_of_a_weight_do_not_reach_it() -> None:
     weight = gaussian(4, 32)
-    expected, observation = fitted(weight, INT4_GROUP), seen(INT4_GROUP.granularity, [weight])
+    expected, observation = fitted(weight, FITTED_GROUP), seen(FITTED_GROUP.granularity, [weight])
     weight.mul_(100)
-    assert observation.qparams(INT4_GROUP).equals(expected)
+    assert observation.qparams(FITTED_GROUP).equals(expected)
 
 
 def test_half_precision_and_other_layouts_are_read_as_they_are() -> None:
-    spec = INT4_GROUP.but(granularity=PerGroup(axis=0, size=4))
+    spec = FITTED_GROUP.but(granularity=PerGroup(axis=0, size=4))
     weight = gaussian(8, 6, 3).bfloat16()
     expected = fitted(weight.float(), spec)
     assert fitted(weight, spec).equals(expected)
@@ -91,7 +93,7 @@ def test_half_precision_and_other_layouts_are_read_as_they_are() -> None:
 
 
 def test_it_is_saved_and_read_back(tmp_path: Path) -> None:
-    share = INT4_GROUP.granularity
+    share = FITTED_GROUP.granularity
     for parts in ([], [gaussian(2, 64)], [gaussian(2, 64), student(2, 64)], [torch.full((1, 32), math.nan)]):
         observation = seen(share, parts)
         Statistics({"w:out0": observation}).save(tmp_path / "s.safetensors")
@@ -141,21 +143,21 @@ def test_specs_of_anything_but_narrow_weights_refuse_it(base: QuantSpec, changes
 def test_options_nan_and_nothing_are_refused() -> None:
     with pytest.raises(SpecError, match="the observation fit has no option 'rate'"):
         INT8_WEIGHT.but(observe="fit{rate=2}")
-    share = INT4_GROUP.granularity
+    share = FITTED_GROUP.granularity
     with pytest.raises(ObservationError, match="nothing was observed"):
-        seen(share, [torch.zeros(0, 32)]).qparams(INT4_GROUP)
+        seen(share, [torch.zeros(0, 32)]).qparams(FITTED_GROUP)
     for bad in (math.nan, math.inf):
         with pytest.raises(DataError, match="1 of 33 observed values are NaN or infinite") as caught:
             seen(PerTensor(), [torch.cat([gaussian(32), torch.tensor([bad])])]).qparams(
-                INT4_GROUP.but(granularity=PerTensor()), where="fc.weight"
+                FITTED_GROUP.but(granularity=PerTensor()), where="fc.weight"
             )
         assert caught.value.where == "fc.weight"
     with pytest.raises(DataError, match=r"groups of 32 do not divide the 33 elements"):
         seen(share, [gaussian(2, 33)])
     with pytest.raises(ObservationError, match="the spec asks for per-tensor"):
-        seen(share, [gaussian(2, 32)]).qparams(INT4_GROUP.but(granularity=PerTensor()))
+        seen(share, [gaussian(2, 32)]).qparams(FITTED_GROUP.but(granularity=PerTensor()))
     with pytest.raises(DataError, match="wider than float32 can measure"):
-        seen(share, [torch.tensor([[3e38, -3e38] * 16])]).qparams(INT4_GROUP)
+        seen(share, [torch.tensor([[3e38, -3e38] * 16])]).qparams(FITTED_GROUP)
 
 
 # -- in the engine ---------------------------------------------------------------------------------------------
@@ -163,9 +165,10 @@ def test_options_nan_and_nothing_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["INT4_GROUP", "INT2_GROUP", "INT4_GROUP_SYMMETRIC"])
 @pytest.mark.parametrize("ending", ["toml", "json"])
-def test_group_specs_are_fitted_and_go_through_text_and_files(name: str, ending: str, tmp_path: Path) -> None:
-    spec = QuantSpec.parse(name)
-    assert spec.observe.name == "fit"
+def test_fitted_group_specs_go_through_text_and_files(name: str, ending: str, tmp_path: Path) -> None:
+    named = QuantSpec.parse(name)
+    assert named.observe.name == ("fit" if name == "INT2_GROUP" else "minmax")
+    spec = named.but(observe="fit")
     assert QuantSpec.parse(str(spec)) == spec
     assert QuantSpec.model_validate_json(spec.model_dump_json()) == spec
     assert QuantSpec.model_validate_json(spec.model_dump_json()).but(observe="minmax") == spec.but(observe=None)
@@ -175,7 +178,9 @@ def test_group_specs_are_fitted_and_go_through_text_and_files(name: str, ending:
 
 
 @pytest.mark.parametrize(
-    "spec", [INT4_GROUP, INT2_GROUP, INT8_WEIGHT.but(observe="fit", timing="weight-only")], ids=str
+    "spec",
+    [FITTED_GROUP, INT2_GROUP, INT8_WEIGHT.but(observe="fit", timing="weight-only")],
+    ids=str,
 )
 def test_programs_have_fitted_scales(spec: QuantSpec, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -42,6 +42,9 @@ from tests.support.fitting import (
 )
 from tests.support.specs import tensors
 
+FITTED_GROUP = INT4_GROUP.but(observe="fit")
+FITTED_SYMMETRIC = INT4_GROUP_SYMMETRIC.but(observe="fit")
+
 NARROW = [*(DType(f"int{bits}") for bits in range(2, 9)), DType.UINT8]
 GROUPS = (32, 64, 128, 256)
 
@@ -67,10 +70,10 @@ def weight_specs(draw: st.DrawFn) -> QuantSpec:
 
 @settings(max_examples=150)
 @given(weight_specs(), tensors(SHAPE))
-@example(INT4_GROUP.but(granularity=SHARED[-1]), torch.zeros(SHAPE))
+@example(FITTED_GROUP.but(granularity=SHARED[-1]), torch.zeros(SHAPE))
 @example(INT2_GROUP.but(granularity=SHARED[-1]), torch.full(SHAPE, 3e38))
 @example(INT2_GROUP.but(granularity=SHARED[-1], scheme="symmetric"), torch.full(SHAPE, -3e38))
-@example(INT4_GROUP.but(granularity=SHARED[-1]), torch.full(SHAPE, -1e-45))
+@example(FITTED_GROUP.but(granularity=SHARED[-1]), torch.full(SHAPE, -1e-45))
 def test_no_group_is_worse_off_than_with_min_max(spec: QuantSpec, weight: Tensor) -> None:
     found, by_range = fitted(weight, spec), qparams_of(weight, spec)
     assert found.scale.shape == by_range.scale.shape
@@ -93,14 +96,14 @@ def test_scales_are_what_the_spec_allows_and_zero_stays_exact(spec: QuantSpec, w
 
 
 @settings(max_examples=30)
-@given(st.sampled_from([INT4_GROUP, INT8_WEIGHT.but(observe="fit")]), st.integers(1, 6), st.integers(0, 99))
+@given(st.sampled_from([FITTED_GROUP, INT8_WEIGHT.but(observe="fit")]), st.integers(1, 6), st.integers(0, 99))
 def test_a_group_is_fitted_by_its_own_numbers_alone(spec: QuantSpec, count: int, seed: int) -> None:
     weight = gaussian(8, 64, seed=seed)
     whole, part = fitted(weight, spec), fitted(weight[:count], spec)
     assert QParams(whole.scale[:count], whole.zero_point[:count]).equals(part)
 
 
-@pytest.mark.parametrize("spec", [INT4_GROUP, INT8_TENSOR_WEIGHT.but(observe="fit")], ids=["group", "tensor"])
+@pytest.mark.parametrize("spec", [FITTED_GROUP, INT8_TENSOR_WEIGHT.but(observe="fit")], ids=["group", "tensor"])
 def test_the_bits_do_not_depend_on_the_number_of_threads(spec: QuantSpec) -> None:
     weight, threads = student(64, 1024), torch.get_num_threads()  # more than torch leaves to one thread
     found = []
@@ -113,7 +116,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(spec: QuantSpec) -> Non
     assert found[0].equals(found[1])
 
 
-@pytest.mark.parametrize("spec", [INT4_GROUP, INT8_WEIGHT.but(observe="fit")], ids=["group", "channel"])
+@pytest.mark.parametrize("spec", [FITTED_GROUP, INT8_WEIGHT.but(observe="fit")], ids=["group", "channel"])
 def test_the_bits_do_not_depend_on_the_size_of_blocks(spec: QuantSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = student(64, 256)
     whole = fitted(weight, spec)
@@ -142,7 +145,7 @@ def best_by_trying_all(row: NDArray[np.float64], steps: int, bits: int) -> float
     return float(((row - levels * scales) ** 2).sum(-1).min())
 
 
-@pytest.mark.parametrize("spec", [INT4_GROUP, INT2_GROUP], ids=["int4", "int2"])
+@pytest.mark.parametrize("spec", [FITTED_GROUP, INT2_GROUP], ids=["int4", "int2"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_comes_next_to_the_best_there_is(spec: QuantSpec, kind: str) -> None:
     weight = KINDS[kind](30, 32)
@@ -160,11 +163,11 @@ def test_weights_on_a_lattice_are_found_exactly() -> None:
     signs = torch.randint(-1, 2, (16, 32), generator=torch.Generator().manual_seed(0)).float()
     signs[:, :2] = torch.tensor([-1.0, 1.0])
     weight = signs * 0.375
-    assert errors(weight, qparams_of(weight, INT4_GROUP), INT4_GROUP).min() > 0
-    assert errors(weight, fitted(weight, INT4_GROUP), INT4_GROUP).max() == 0
+    assert errors(weight, qparams_of(weight, FITTED_GROUP), FITTED_GROUP).min() > 0
+    assert errors(weight, fitted(weight, FITTED_GROUP), FITTED_GROUP).max() == 0
 
 
-@pytest.mark.parametrize("spec", [INT4_GROUP, INT2_GROUP], ids=["int4", "int2"])
+@pytest.mark.parametrize("spec", [FITTED_GROUP, INT2_GROUP], ids=["int4", "int2"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_quantized_before_is_not_changed(spec: QuantSpec, kind: str) -> None:
     weight = KINDS[kind](64, 64)
@@ -173,7 +176,7 @@ def test_what_was_quantized_before_is_not_changed(spec: QuantSpec, kind: str) ->
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -1.0, 1e-30, -1e-30, 1e30, 3e38])
-@pytest.mark.parametrize("spec", [INT4_GROUP, INT2_GROUP, INT4_GROUP_SYMMETRIC], ids=["int4", "int2", "symmetric"])
+@pytest.mark.parametrize("spec", [FITTED_GROUP, INT2_GROUP, FITTED_SYMMETRIC], ids=["int4", "int2", "symmetric"])
 def test_groups_of_one_value(value: float, spec: QuantSpec) -> None:
     weight = torch.full((2, 32), value)
     found = as_torch_has_it(weight, fitted(weight, spec), spec)
@@ -184,7 +187,7 @@ def test_groups_of_one_value(value: float, spec: QuantSpec) -> None:
 def test_an_outlier_is_kept_where_it_weighs_more_than_the_rest_and_clipped_where_not() -> None:
     few, many = gaussian(1, 32), gaussian(1, 1 << 16)
     few[0, 5], many[0, 5] = 200.0, 200.0
-    groups = INT4_GROUP
+    groups = FITTED_GROUP
     assert abs(float(as_torch_has_it(few, fitted(few, groups), groups)[0, 5]) - 200) < 2
     tensor = INT8_TENSOR_WEIGHT.but(observe="fit")
     # the error (200 - t)^2 + n (t / 127)^2 / 12 is least where t is 149
@@ -195,13 +198,13 @@ def test_an_outlier_is_kept_where_it_weighs_more_than_the_rest_and_clipped_where
 def test_weights_of_any_size_are_fitted_alike() -> None:
     """Powers of two change nothing but the scale, from where its least value is up to the end of float32."""
     weight = gaussian(8, 64)
-    plain = fitted(weight, INT4_GROUP)
+    plain = fitted(weight, FITTED_GROUP)
     for power in (-19, 60, 120):
-        scaled = fitted(weight * 2.0**power, INT4_GROUP)
+        scaled = fitted(weight * 2.0**power, FITTED_GROUP)
         assert torch.equal(scaled.scale, plain.scale * 2.0**power)
         assert torch.equal(scaled.zero_point, plain.zero_point)
-    least = fitted(weight * 2.0**-60, INT4_GROUP)
-    assert bool((least.scale == INT4_GROUP.eps).all())
+    least = fitted(weight * 2.0**-60, FITTED_GROUP)
+    assert bool((least.scale == FITTED_GROUP.eps).all())
 
 
 # -- beside torch's own ----------------------------------------------------------------------------------------
@@ -244,7 +247,7 @@ def by_integer_zero_point(weight: Tensor, spec: QuantSpec, size: int) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["INT4_GROUP", "INT2_GROUP", "INT4_GROUP_SYMMETRIC"])
 def test_weights_are_not_below_torchs(name: str, kind: str, size: int) -> None:
-    spec = QuantSpec.parse(name).but(granularity=PerGroup(axis=1, size=size))
+    spec = QuantSpec.parse(name).but(granularity=PerGroup(axis=1, size=size), observe="fit")
     weight = KINDS[kind](128, 1024)
     ours = sqnr_of(weight, spec)
     assert ours > decibels(weight, weight - by_integer_zero_point(weight, spec, size)) + 0.2
@@ -256,7 +259,7 @@ def test_weights_are_not_below_torchs(name: str, kind: str, size: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_linears_output_is_not_below_torchs_packed_kernel(kind: str, size: int) -> None:
     """torch's kernel takes bfloat16, so the inputs are such numbers."""
-    spec = INT4_GROUP.but(granularity=PerGroup(axis=1, size=size))
+    spec = FITTED_GROUP.but(granularity=PerGroup(axis=1, size=size))
     weight, x = KINDS[kind](128, 1024), gaussian(512, 1024, seed=7).bfloat16()
     levels, scale, zero = tinygemm(weight, size, 15)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
@@ -276,7 +279,7 @@ def _pointwise(model: nn.Module, size: int) -> Iterator[Tensor]:
 def _not_below(model: nn.Module, size: int) -> None:
     weights = [weight.reshape(-1, weight.shape[-1]) for weight in _pointwise(model, size)]
     assert weights
-    for base in (INT4_GROUP, INT2_GROUP):
+    for base in (FITTED_GROUP, INT2_GROUP):
         spec = base.but(granularity=PerGroup(axis=1, size=size))
         for weight in weights:
             theirs = decibels(weight, weight - by_tinygemm(weight, size, spec.qmax - spec.qmin))

@@ -225,7 +225,8 @@ def losses(prepared: Program, converted: Program, batches: Sequence[Tensor]) -> 
         before = calls(prepared, batch)
         assert [each[0] for each in before] == [each[0] for each in changed]
         for index, ((target, args, kwargs), (_, other, other_kwargs)) in enumerate(zip(before, changed, strict=True)):
-            found = _output(target, args[0], args, kwargs) - _output(target, args[0], other, other_kwargs)
+            x = args[1] if target is aten.embedding.default else args[0]
+            found = _output(target, x, args, kwargs) - _output(target, x, other, other_kwargs)
             by_row = found if target in BY_ROW else found.movedim(1, -1)
             rows = by_row.reshape(-1, by_row.shape[-1])
             totals[index] = totals.get(index, 0) + rows.square().sum(0)
@@ -235,7 +236,7 @@ def losses(prepared: Program, converted: Program, batches: Sequence[Tensor]) -> 
 
 def _output(target: Any, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     if target is aten.embedding.default:
-        return nn.functional.embedding(args[1], args[0].double())
+        return nn.functional.embedding(x, args[0].double())
     rest = [each.double() if isinstance(each, Tensor) else each for each in args[1:]]
     found: Tensor = target(
         x.double(),
