@@ -7,11 +7,13 @@ import torch
 
 from quantc.recover.fit_rounding import corrected, rounded
 from quantc.recover.layers import Layer
+from quantc.recover.objective import damped
+from quantc.recover.rounding import Grid
 from quantc.spec.formats import DType, PerChannel, PerGroup, PerTensor
 from quantc.spec.granularity import Share
 from quantc.spec.numerics import fake_quantize
 from quantc.spec.spec import INT8_WEIGHT
-from tests.support.recovery import layer_of, linear_case
+from tests.support.recovery import by_inverses, layer_of, linear_case
 
 SHARES: list[Share] = [PerTensor(), PerChannel(axis=0), PerGroup(axis=1, size=8)]
 
@@ -48,3 +50,20 @@ def test_a_bias_takes_up_the_mean() -> None:
     for nudge in (-1e-3, 1e-3):
         assert best < fit_error(layer, found.weight, found.shift + nudge)
     assert corrected(layer_of(linear_case(bias=False).prepared())) == "it has no bias of its own"
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_scales_of_its_own_lose_less_than_those_of_the_range(bits: int) -> None:
+    """By the published form of feedback, with inverses, on the scales of the range."""
+    spec = INT8_WEIGHT.but(dtype=DType(f"int{bits}"), granularity=PerGroup(axis=1, size=8), scheme="affine")
+    layer = layer_of(linear_case(spec).prepared())
+    order = layer.objective.fit.about_mean().diagonal(dim1=1, dim2=2)[0].argsort(descending=True).tolist()
+    matrix, _, _ = damped(layer.objective.fit.about_mean()[:, order][:, :, order], layer.objective.fit.rows)
+    grid = layer.grid(layer.qparams)
+    ordered = Grid(grid.scale[..., order], grid.zero_point[..., order], grid.qmin, grid.qmax)
+    levels = torch.empty_like(grid.scale)
+    levels[..., order] = by_inverses(layer.rows(layer.weight.double())[..., order], matrix, ordered)
+    plain = layer.weight_at(levels, layer.qparams)
+    shift = layer.objective.fit.drift(layer.rows(layer.weight.double() - plain.double()))
+    found = rounded(layer, "gptq", frees_bias=True)
+    assert fit_error(layer, found.weight, found.shift) < fit_error(layer, plain, shift)

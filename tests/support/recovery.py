@@ -17,6 +17,7 @@ from quantc.backends.x86 import X86
 from quantc.calibration.collect import Collect
 from quantc.ir.program import Program
 from quantc.recover.layers import Layer, layers_of
+from quantc.recover.rounding import Grid
 from quantc.spec.capability import Capability
 from quantc.spec.formats import DType, PerChannel, PerGroup, PerTensor, Role, Scheme, Timing
 from quantc.spec.spec import INT8_WEIGHT, QuantSpec
@@ -272,3 +273,16 @@ def linear_case(
     batches = [torch.randn(32, inputs, generator=generator) @ mix + 0.5 for _ in range(6)]
     backend = replace(backend, takes=TAKES, roles={**backend.roles, "weight": spec})
     return Case(f"linear {spec}", layer, batches, backend)
+
+
+def by_inverses(weights: Tensor, matrix: Tensor, grid: Grid) -> Tensor:
+    """The levels by updates of all weights that are left, with the Cholesky factor of the inverse."""
+    factor = torch.linalg.cholesky(torch.linalg.inv(matrix), upper=True)
+    weights, levels = weights.clone(), torch.zeros_like(weights)
+    for column in range(weights.shape[2]):
+        scale = grid.scale[..., column]
+        zero = grid.zero_point[..., column]
+        levels[..., column] = ((weights[..., column] / scale).round() + zero).clamp(grid.qmin, grid.qmax)
+        error = (weights[..., column] - (levels[..., column] - zero) * scale) / factor[:, column, column].unsqueeze(1)
+        weights[..., column:] -= error.unsqueeze(2) * factor[:, column, column:].unsqueeze(1)
+    return levels
