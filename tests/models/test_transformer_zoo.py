@@ -22,7 +22,6 @@ QUICK = ("Gemma", "GPT2", "ViT")
 LEAST = 45
 WHOLE = f"vectors of {HIDDEN}"
 """A residual stream that is rotated."""
-GAIN_IN_STREAM = "has a gain, and"
 UNTURNED = {
     **dict.fromkeys(
         [
@@ -37,18 +36,22 @@ UNTURNED = {
             "DistilBert",
             "Deberta",
             "DebertaV2",
+            "ModernBert",
             "MPNet",
             "Bart",
+            "MBart",
+            "Marian",
             "Olmo2",
             "Exaone4",
             "Gemma2",
             "Gemma3",
             "Bloom",
+            "CLIPVision",
         ],
-        GAIN_IN_STREAM,
+        "has a gain, and",
     ),
     **dict.fromkeys(["Wav2Vec2", "Hubert", "ConvNext"], "reads vectors that do not lie along its channels"),
-    **dict.fromkeys(["CLIPVision", "SiglipVision", "ModernBert", "MBart", "Swin"], ""),
+    "SiglipVision": "is a result of the program",
 }
 """Residual streams that are not rotated, with the reason: a norm after the sum, or before the first block, whose gain is in
 the stream; grouped convolutions of it; results of the model."""
