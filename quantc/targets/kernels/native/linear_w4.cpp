@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int64_t AHEAD = 3; // records, read ahead by hand
+constexpr int64_t AHEAD = 5; // records, read ahead by hand
 
 
 // A nibble n at bit P of a word, under the exponent of 2^(23 − P), is the float 2^(23 − P) + n.
@@ -96,7 +96,7 @@ template <int ROWS, int VECTORS, class R> bool some_rows(const Product &p, int64
 #ifdef __AVX512F__
 constexpr int FEW = 4, SOME = 2, MANY = 2;
 #else
-constexpr int FEW = 2, SOME = 1, MANY = 1;
+constexpr int FEW = 4, SOME = 1, MANY = 1;
 #endif
 
 #ifndef __AVX512F__

@@ -6,7 +6,7 @@
 namespace {
 
 constexpr int64_t STRETCH = 64; // inputs that are summed before they are added to the total: keeps rounding small
-constexpr int64_t AHEAD = 4096; // bytes: a page, beyond which processors do not look by themselves
+constexpr int64_t AHEAD = 8192; // bytes: processors do not look beyond a page by themselves
 
 template <int ROWS, int VECTORS, bool HAS_ZERO>
 bool tile(const Product &p, const int8_t *w, int64_t width, int64_t row, int64_t output) {
