@@ -39,7 +39,7 @@ class LowerInteger(Pass):
     needs: ClassVar[Stage] = Stage.FOLDED
     gives: ClassVar[Stage | None] = Stage.LOWERED
     before: ClassVar[Stage | None] = Stage.LOWERED
-    preserves: ClassVar[Preserves] = Preserves.NOTHING
+    preserves: ClassVar[Preserves] = Preserves.STEPWISE
 
     multiplier: MultiplierChoice = "target"
     curves: Curves = "exact"

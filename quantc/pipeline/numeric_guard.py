@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from quantc.errors import GuardError
 from quantc.ir.dialect import writes
 from quantc.ir.placements import PlacedModule
-from quantc.ir.program import Program, attribute
+from quantc.ir.program import Program, Stage, attribute
 from quantc.ir.types import tensor_type
 from quantc.observe.module import observers_off
 from quantc.pipeline.pipeline import Hook, Pass, Preserves
@@ -59,7 +59,8 @@ class Guard(Hook):
         self._before = None
         if pass_.preserves is Preserves.NOTHING:
             return
-        if (reason := why_not_guarded(program, self.limit)) is not None:
+        reason = why_not_guarded(program, self.limit) or (_rounds_otherwise(program) if _is_stepwise(pass_) else None)
+        if reason is not None:
             self.skipped.append(f"{pass_.name}: {reason}")
             return
         self._before = self._trace(program, f"before {pass_.name} ran")
@@ -93,7 +94,7 @@ class Guard(Hook):
 
     def _check_steps(self, program: Program, pass_: Pass, before: Trace, when: str) -> None:
         """Hold every op to what it yielded before, on the inputs that it had then."""
-        recorder = StepRecorder(program, before.values, self.tolerance)
+        recorder = StepRecorder(program, before.values, self.tolerance, pass_.gives is Stage.LOWERED)
         after = self._trace(program, when, recorder)
         found = recorder.found or self._compare(before, after, pass_)
         if found is not None:
@@ -177,12 +178,15 @@ class StepRecorder(GuardRecorder):
     """Has every op read what it read when `known` was recorded, and finds the first that yields something else.
 
     For that, whatever may differ by a step is replaced by what was recorded: results of nodes that stand for others, and
-    of those that call nested graphs.
+    of those that call nested graphs. If the program `becomes_integer`, its plan says what nodes stand for: names of ops
+    may have gone to parts of them.
     """
 
-    def __init__(self, program: Program, known: Mapping[str, Any], tolerance: Tolerance) -> None:
+    def __init__(
+        self, program: Program, known: Mapping[str, Any], tolerance: Tolerance, becomes_integer: bool = False
+    ) -> None:
         super().__init__(program)
-        self.program, self.known, self.tolerance = program, known, tolerance
+        self.program, self.known, self.tolerance, self.becomes_integer = program, known, tolerance, becomes_integer
         self.found: tuple[str, Gap] | None = None
 
     def run_node(self, n: fx.Node) -> Any:
@@ -194,13 +198,17 @@ class StepRecorder(GuardRecorder):
         found = gap(expected, _as_sequence(value, expected), Preserves.STEPWISE, self.tolerance, rounds=rounds)
         if found is not None and self.found is None:
             self.found = self.program.describe(n), found
-        if n not in self.program.placements.stand_ins and not isinstance(n.target, HigherOrderOperator):
+        stands = n in self.program.placements.stand_ins or n in self.program.plan.lowered
+        if not stands and not isinstance(n.target, HigherOrderOperator):
             return value  # the program may write to it
         return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, expected)
 
     def _recorded(self, node: fx.Node) -> Any:
         """The value of what a node stands for; None if it was not recorded."""
-        names = self.program.placements.stands_for(node)
+        plan, rows = self.program.plan, self.program.placements
+        if node not in rows.stand_ins and node in plan.claims and self.becomes_integer:
+            return self.known.get(plan.lowered.get(node) or "")
+        names = rows.stands_for(node)
         if isinstance(names, str):
             return self.known.get(names)
         found = tuple(self.known.get(name) for name in names)
@@ -231,6 +239,18 @@ def why_not_guarded(program: Program, limit: int | None) -> str | None:
     size = sum(len(graph.nodes) for _, graph in program.graphs())
     if limit is not None and size > limit:
         return f"the program has {size} nodes, more than {limit}; ask for it with Guard(limit=None)"
+    return None
+
+
+def _is_stepwise(pass_: Pass) -> bool:
+    return pass_.preserves is Preserves.STEPWISE
+
+
+def _rounds_otherwise(program: Program) -> str | None:
+    """The reason why the integer form of a program may be more than a step from its Q/DQ form."""
+    for name, arithmetic in program.plan.arithmetic.items():
+        if not arithmetic.saturate:
+            return f"results wrap around on {name}, and Q/DQ saturates"
     return None
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.hooks import Truth, Verify
+from quantc.hooks import Guard, Truth, Verify
 from quantc.integer.library import op_of
 from quantc.integer.match_lowering import Task
 from quantc.ir.dialect import op_name
@@ -18,6 +18,7 @@ from quantc.ir.program import Program
 from quantc.passes.lower_integer import LowerInteger, lower, matches
 from quantc.pipeline.pipeline import Pipeline
 from quantc.qdq.ops import is_dequantize, is_quantize
+from quantc.spec.arithmetic import Arithmetic, Rounding
 from quantc.spec.spec import INT8_WEIGHT_ONLY
 
 
@@ -143,3 +144,16 @@ def test_tensors_are_brought_to_another_grid_as_integers(join: Callable[[Tensor,
     ], "the input alone"
     (name,) = [name for name in program.plan.qparams if name.startswith(("cat", "add:out", "linear:out"))][-1:]
     assert (after(x) - program(x)).abs().max() <= steps * float(program.plan.qparams[name].scale) * 1.001
+
+
+@pytest.mark.parametrize(("rounding", "saturate"), [("floor", True), ("half-even", False)])
+def test_the_guard_knows_the_arithmetic_of_the_target(rounding: Rounding, saturate: bool) -> None:
+    """Rounding down stays within a step; where results wrap around, nothing can be promised, and that is said."""
+    x = torch.linspace(-2, 2, 32).reshape(4, 8)
+    prepared = qc.prepare(qc.capture(nn.Sequential(nn.Linear(8, 4), nn.ReLU()).eval(), (x,)), "qnnpack")
+    prepared.plan.arithmetic["qnnpack"] = Arithmetic(rounding=rounding, saturate=saturate)
+    qc.calibrate(prepared, [x], progress="silent")
+    guard = Guard()
+    qc.convert(prepared, to="integer", hooks=[guard])
+    assert ("lower-integer" in guard.checked) == saturate
+    assert saturate or any("wrap around" in reason for reason in guard.skipped)

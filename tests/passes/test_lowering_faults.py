@@ -10,11 +10,14 @@ import torch
 from torch import fx
 
 from quantc.errors import PassError
+from quantc.integer.match_lowering import Task
 from quantc.passes import (
     assign_memory_format,
     copy_returned_constants,
+    eliminate_dead,
     fuse_attention,
     fuse_residual,
+    lower_weights,
     overwrite_summands,
     place_kernels,
 )
@@ -92,7 +95,34 @@ def copied_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_returned_constants, "CLONE", torch.ops.aten.zeros_like.default)
 
 
+def doubled_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the scales of a weight."""
+    constant = lower_weights._constant
+
+    def wrongly(program: Any, w: fx.Node, name: str, value: Any, before: fx.Node) -> Any:
+        found = constant(program, w, name, value, before)
+        tensor = None if found is None else program.tensor(found)
+        if name != "scale" or tensor is None:
+            return found
+        return program.constant("doubled", tensor * 2, before=before)
+
+    monkeypatch.setattr(lower_weights, "_constant", wrongly)
+
+
+def nothing_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eliminate_dead.Effects, "_op", lambda self, node, target: False)
+
+
+def wrong_multiplier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accumulators are rescaled by too much."""
+    fixed = Task.fixed
+    monkeypatch.setattr(Task, "fixed", lambda self, multiplier: fixed(self, multiplier * 1.1))
+
+
 FAULTS: dict[Any, tuple[str, str]] = {
+    doubled_scales: ("lower-weights/net", NUMBERS),
+    wrong_multiplier: ("lower-integer/net", NUMBERS),
+    nothing_writes: ("eliminate-dead/effects", NUMBERS),
     wrong_scale: ("place-kernels/x86", NUMBERS),
     swapped_inputs: ("overwrite-summands/block", NUMBERS),
     dropped_relu: ("fuse-epilogues/relu", NUMBERS),

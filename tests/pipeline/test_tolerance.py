@@ -103,3 +103,11 @@ def test_a_gap_begins_beyond_the_tolerance() -> None:
     assert found is not None
     assert (found.size, found.allowed) == (1.125, 1.0)
     assert gap(before, torch.tensor([4.0, 2.0]), EXACTLY, tolerance) is not None
+
+
+def test_float8_is_compared_as_the_numbers_it_holds() -> None:
+    """torch has no comparison of its own for it."""
+    left = torch.tensor([1.0, nan, 2.0]).to(torch.float8_e4m3fn)
+    right = torch.tensor([1.0, nan, 2.5]).to(torch.float8_e4m3fn)
+    assert distance(left, left.clone()) == 0.0
+    assert distance(left, right) == 0.5
