@@ -146,15 +146,30 @@ def check_whole(made: Forms) -> None:
     assert whole_sqnr(twin, made.integer, made.unseen) >= by_chance
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+LARGE = ("resnet18", "mobilenet_v2")
+"""On x86 and qnnpack at once; the tables of qnnpack and executorch lead to the same ops."""
+pairs = pytest.mark.parametrize(
+    ("subject", "backend"),
+    [
+        pytest.param(
+            subject,
+            backend,
+            id=f"{subject.name}-{backend}",
+            marks=[pytest.mark.slow] if subject.name in LARGE and backend == "executorch" else [],
+        )
+        for subject in SUBJECTS
+        for backend in BACKENDS
+    ],
+)
+
+
+@pairs
 def test_every_op_agrees_with_qdq(subject: Subject, backend: str) -> None:
     made = forms(subject, backend)
     check_ops(agreement(made.qdq, made.integer, made.unseen))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+@pairs
 def test_whole_models_are_as_close_to_qdq_as_float32_allows(subject: Subject, backend: str) -> None:
     check_whole(forms(subject, backend))
 

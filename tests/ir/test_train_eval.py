@@ -19,7 +19,18 @@ from tests.zoo import BY_NAME, Case, tagged
 
 Method = Literal["export", "fx"]
 METHODS: tuple[Method, ...] = ("export", "fx")
-TRAINABLE = [pytest.param(case, method, id=f"{case.name}-{method}") for case in tagged("train") for method in METHODS]
+
+
+def trainable(turn: int) -> pytest.MarkDecorator:
+    """Every second model that trains at once, beginning with the first or the second; the others are slow."""
+    params = [
+        pytest.param(case, method, id=f"{case.name}-{method}", marks=() if index % 2 == turn else pytest.mark.slow)
+        for index, case in enumerate(tagged("train"))
+        for method in METHODS
+    ]
+    return pytest.mark.parametrize(("case", "method"), params)
+
+
 methods = pytest.mark.parametrize("method", METHODS)
 
 
@@ -156,7 +167,7 @@ def trains_alike(program: Program, model: nn.Module, batches: list[Any]) -> None
         assert_same(run(program, args).output, run(twin, args).output)
 
 
-@pytest.mark.parametrize(("case", "method"), TRAINABLE)
+@trainable(0)
 def test_captured_in_training_mode_it_trains_as_the_model(case: Case, method: Method) -> None:
     model = case.model().train()
     before = fingerprint(model)
@@ -167,7 +178,7 @@ def test_captured_in_training_mode_it_trains_as_the_model(case: Case, method: Me
     assert fingerprint(model) == before
 
 
-@pytest.mark.parametrize(("case", "method"), TRAINABLE)
+@trainable(1)
 def test_captured_in_inference_mode_it_trains_as_the_model(case: Case, method: Method) -> None:
     model = case.model()
     before = fingerprint(model)

@@ -76,9 +76,7 @@ def engines(counted: Counted) -> set[str]:
 
 
 QUICK = (
-    "resnet18",
     "encoder of tokens",
-    "bert",
     "lstm_tagger",
     "convnext_block",
     "frozen_batch_norm",
