@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quantc.errors import LoadError
 from quantc.ir.program import Program
-from quantc.support import seeded_noise
 
 
 def example_leaves(program: Program, source: str) -> tuple[Any, ...]:
@@ -26,4 +26,11 @@ def noise_like(program: Program, source: str, seed: int, count: int) -> list[lis
     """Flat inputs with the shapes, mean and spread of the example inputs; non-float inputs are unchanged."""
     leaves = example_leaves(program, source)
     generator = torch.Generator().manual_seed(seed)
-    return [seeded_noise.noise_like(leaves, generator) for _ in range(count)]
+    return [[_like(leaf, generator) for leaf in leaves] for _ in range(count)]
+
+
+def _like(leaf: Any, generator: torch.Generator) -> Any:
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+        return leaf
+    spread = leaf.std(correction=0) or 1.0
+    return (torch.randn(leaf.shape, generator=generator) * spread + leaf.mean()).to(leaf.dtype)

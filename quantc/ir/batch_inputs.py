@@ -71,6 +71,13 @@ class Picked:
         return dict(zip(keys, values, strict=True)) if set(keys) == set(self.parameters) else values
 
 
+def are_lasting(batches: Iterable[Any]) -> bool:
+    """True if batches can be gone through again."""
+    while isinstance(batches, Picked):
+        batches = batches.batches
+    return not isinstance(batches, Iterator)
+
+
 def taken_of(batch: Any, keys: Sequence[int | str], index: int) -> tuple[Any, ...]:
     """The items of a batch at these indices or keys. InputError, naming the batch, if it lacks one."""
     try:

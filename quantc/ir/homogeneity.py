@@ -33,6 +33,16 @@ def scaling_operands(node: fx.Node) -> tuple[tuple[str, ...], ...]:
     return ((row.operands[0],),) if curve is not None and is_homogeneous(curve) else ()
 
 
+def upper_bound(node: fx.Node) -> float | None:
+    """The number up to which an op with an upper bound passes a factor on: 6 for relu6. None if there is no such number."""
+    if not is_op(node, "clamp"):
+        return None
+    low, high = argument(node, "min"), argument(node, "max")
+    if not isinstance(high, int | float) or not 0 < high < math.inf or not (low is None or scales_too(float(low))):
+        return None
+    return float(high)
+
+
 def is_homogeneous(curve: Curve) -> bool:
     """True if a function of one number is a line through 0 on either side of it."""
     found = curve.function(PROBES.expand(curve.rows, -1) if curve.rows > 1 else PROBES)

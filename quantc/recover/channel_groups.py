@@ -8,11 +8,12 @@ and which cannot change, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import fx
+from numpy.typing import NDArray
+from torch import Tensor, fx
 
 from quantc.ir.program import Program
 from quantc.recover.channel_classes import Labels, Solved
@@ -54,22 +55,30 @@ class ChannelGroups:
     uses: tuple[Use, ...]
     tensors: dict[fx.Node, Labels]
     """The class of every channel of every tensor."""
+    limits: NDArray[np.float64]
+    """The largest factor that each class may have."""
 
     @staticmethod
-    def of(program: Program) -> ChannelGroups:
-        walk = Walk(program)
+    def of(program: Program, largest: Mapping[fx.Node, Tensor] | None = None) -> ChannelGroups:
+        """`largest` has, for ops with an upper bound, the largest value of each channel that counts: those that stay below
+        the bound may have factors. Without it, none of what such an op reads may."""
+        walk = Walk(program, largest=largest or {})
         for node in program.nodes():
             label(walk, node)
         solved = walk.classes.solved()
         classes = _numbered(solved)
         uses = tuple(replace(use, up=_of(classes, use.up), down=_of(classes, use.down)) for use in walk.uses)
         groups = tuple(_groups(walk, solved, classes))
-        tensors = {node: classes[labels] for node, labels in walk.labels.items()}
-        return ChannelGroups(int(classes.max(initial=FIXED)) + 1, groups, uses, tensors)
+        tensors = {node: np.asarray(classes[labels]) for node, labels in walk.labels.items()}
+        count = int(classes.max(initial=FIXED)) + 1
+        limits = np.full(count + 1, np.inf)
+        for labels, most in walk.limits:
+            np.minimum.at(limits, classes[labels], most)
+        return ChannelGroups(count, groups, uses, tensors, limits[:count])
 
 
 def _of(classes: Labels, labels: Labels | None) -> Labels | None:
-    return None if labels is None else classes[labels]
+    return None if labels is None else np.asarray(classes[labels])  # a number, where there are no axes
 
 
 def _numbered(solved: Solved) -> Labels:

@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from quantc.ir.dialect import argument, is_op, op_name, operands, row_of, writes
-from quantc.ir.homogeneity import scales_too, scaling_operands
+from quantc.ir.homogeneity import scales_too, scaling_operands, upper_bound
 from quantc.ir.op_row import MOVES, Family, Op, Trait
 from quantc.recover.channel_classes import Labels
 from quantc.recover.channel_moves import expanded, joined, moved, reshaped
@@ -44,7 +44,9 @@ def _call(walk: Walk, node: fx.Node) -> None:
         rule(walk, node)
         return
     sets = scaling_operands(node)
-    if not sets:
+    if node in walk.largest and (bound := upper_bound(node)) is not None:
+        _bounded(walk, node, bound)
+    elif not sets:
         _refuse(walk, node, f"which is not proportional to what it reads ({_options(node)})")
     elif len(sets) > 1:
         _product(walk, node)
@@ -288,6 +290,18 @@ def _labels_of(walk: Walk, node: fx.Node, values: Sequence[Any]) -> list[Labels]
     """The labels of several operands; none if one has none."""
     found = [labels for value in values if (labels := walk.of(value, node)) is not None]
     return found if len(found) == len(values) else []
+
+
+def _bounded(walk: Walk, node: fx.Node, bound: float) -> None:
+    """An op with an upper bound passes on factors of channels that stay below it."""
+    labels, largest = walk.of(argument(node, "x"), node), walk.largest[node].double().numpy()
+    if labels is None or labels.size != largest.size:
+        _refuse(walk, node, f"which is not proportional to what it reads ({_options(node)})")
+        return
+    own, is_met = labels.reshape(-1), largest >= bound
+    walk.classes.fix(own[is_met], f"{walk.name(node)} bounds it ({_options(node)})")
+    walk.limits.append((own[~is_met], bound / np.maximum(largest[~is_met], bound * 2.0**-20)))
+    walk.set(node, labels)
 
 
 def _keep_all_in(walk: Walk, value: Any, reason: str) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from quantc.ir.alias_analysis import Aliasing
@@ -54,6 +57,10 @@ class Walk:
     parts: dict[fx.Node, list[Labels]] = field(default_factory=dict)
     """Of ops with several results."""
     uses: list[Use] = field(default_factory=list)
+    largest: Mapping[fx.Node, Tensor] = field(default_factory=dict)
+    """Of ops with an upper bound: the largest value of each channel that counts; others keep what they read as it is."""
+    limits: list[tuple[Labels, NDArray[np.float64]]] = field(default_factory=list)
+    """Channels whose factor has a limit."""
     sizes: dict[str, int] = field(init=False)
     observers: set[fx.Node] = field(init=False)
     shared: set[fx.Node] = field(init=False)

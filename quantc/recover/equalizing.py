@@ -28,8 +28,9 @@ Noise = Callable[[Tensor, float], Tensor]
 """The noise for logarithms of factors (the last is 0), with maxima of some sharpness."""
 
 
-def best_factors(model: NoiseModel, count: int, movable: Tensor) -> Tensor:
-    """The logarithm (base 2) of a factor for each class; 0 for those that are not movable."""
+def best_factors(model: NoiseModel, limits: Tensor, movable: Tensor) -> Tensor:
+    """The logarithm (base 2) of a factor for each class, below that of its limit; 0 for those that are not movable."""
+    count, most = len(limits), limits[movable].log2().float()
     noises = [_layer(each) for each in model.layers if _has(each.up, movable) or _has(each.down, movable)]
     noises += [_tensor(each) for each in model.tensors if _has(each.classes, movable)]
     found = torch.zeros(count, dtype=torch.float64)
@@ -38,7 +39,7 @@ def best_factors(model: NoiseModel, count: int, movable: Tensor) -> Tensor:
     free = torch.zeros(len(movable), dtype=torch.float32, requires_grad=True)
 
     def logarithms() -> Tensor:
-        return torch.zeros(count + 1).index_put((movable,), free)
+        return torch.zeros(count + 1).index_put((movable,), torch.minimum(free, most))
 
     first = [float(noise(torch.zeros(count + 1), SHARPNESS[-1])) or 1.0 for noise in noises]
     whole = sum(first)
@@ -54,7 +55,7 @@ def best_factors(model: NoiseModel, count: int, movable: Tensor) -> Tensor:
             return loss
 
         search.step(closure)  # type: ignore[no-untyped-call]
-    found[movable] = free.detach().double().clamp(-REACH, REACH)
+    found[movable] = torch.minimum(free.detach(), most).double().clamp(-REACH, REACH)
     return found
 
 

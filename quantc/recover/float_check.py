@@ -24,21 +24,22 @@ class FloatCheck:
     program: Program
     seed: int
     outputs: Outputs
+    on_noise: bool = True
 
     @classmethod
-    def of(cls, program: Program, seed: int = 0) -> FloatCheck:
-        return cls(program, seed, _run(program, seed))
+    def of(cls, program: Program, seed: int = 0, *, on_noise: bool = True) -> FloatCheck:
+        return cls(program, seed, _run(program, seed, on_noise), on_noise)
 
     def gap(self) -> Gap | None:
         """The difference of what the program computes now; None if it is rounding."""
-        return gap(self.outputs, _run(self.program, self.seed), Preserves.CLOSELY, Tolerance())
+        return gap(self.outputs, _run(self.program, self.seed, self.on_noise), Preserves.CLOSELY, Tolerance())
 
 
-def _run(program: Program, seed: int) -> Outputs:
+def _run(program: Program, seed: int, on_noise: bool) -> Outputs:
     examples = list(program.example_inputs or ())
     generator = torch.Generator().manual_seed(seed)
     found: Outputs = []
-    for leaves in (examples, [_noise(leaf, generator) for leaf in examples]):
+    for leaves in (examples, [_noise(leaf, generator) for leaf in examples])[: 1 + on_noise]:
         with isolated_run(program, seed):
             given = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             values = pytree.tree_leaves(NodeByNode(program).run(*given, enable_io_processing=False))

@@ -11,31 +11,31 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch import Tensor, fx
 
+from quantc.calibration.collect import channels_of, key_of
+from quantc.calibration.layer_inputs import layer_inputs
+from quantc.ir.homogeneity import upper_bound
 from quantc.ir.judgment import Judgment
 from quantc.ir.program import Program, Stage
 from quantc.ir.site_index import Places
+from quantc.observe.extremes import Extremes
 from quantc.pipeline.base_pass import Outcome, Pass, Preserves
-from quantc.pipeline.numeric_guard import isolated_run, why_not_guarded
-from quantc.pipeline.tolerance import Gap, Tolerance, gap
+from quantc.pipeline.numeric_guard import why_not_guarded
 from quantc.recover.channel_factors import apply, carry, changes, ranges_to_see
 from quantc.recover.channel_groups import ChannelGroup, ChannelGroups
 from quantc.recover.equalizing import best_factors
 from quantc.recover.fitting import is_done
+from quantc.recover.float_check import FloatCheck
 from quantc.recover.noise_model import NoiseModel, noise_model
-from quantc.support.seeded_noise import noise_like
 
 SEE_AGAIN: ContextVar[Callable[[Program, Sequence[str]], str] | None] = ContextVar("SEE_AGAIN", default=None)
 """Observes the ranges of some groups of the plan again, and says so."""
 LEAST_GAIN = 0.01
 """The share of the noise that factors must take away to be kept."""
-SEEDS = (0, 1)
-"""Of the noise that outputs are compared on."""
 
 
 class TransformPass(Pass):
@@ -48,6 +48,11 @@ class TransformPass(Pass):
 
     factors: Literal["powers-of-two", "any"] = "powers-of-two"
     """The factors allowed: powers of two change no float number, and leave the outputs their bits."""
+
+    bounds: Literal["kept", "seen"] = "kept"
+    """Whether factors may cross an op with an upper bound, such as relu6: not at all, or for channels that calibration never
+    saw reach it. Then outputs change on data with larger values, as they do where ranges clip; on noise they are not
+    compared."""
 
     @abstractmethod
     def concerns(self, program: Program, group: ChannelGroup) -> bool:
@@ -75,7 +80,7 @@ class _Work:
 
     @torch.no_grad()
     def run(self) -> None:
-        groups = ChannelGroups.of(self.program)
+        groups = ChannelGroups.of(self.program, self._largest())
         model = noise_model(self.program, groups)
         chosen = [group for group in groups.groups if self._is_chosen(group, groups, model)]
         if not chosen:
@@ -84,6 +89,16 @@ class _Work:
         kept = [group for group in chosen if self._judge(group, model, factors)]
         if kept:
             self._carry_out(groups, kept, factors)
+
+    def _largest(self) -> dict[fx.Node, Tensor]:
+        """The largest value that each channel of what a bounded op yields was seen with, if such ops may be crossed."""
+        found: dict[fx.Node, Tensor] = {}
+        for rows in layer_inputs(self.program) if self.asked.bounds == "seen" else ():
+            seen = self.program.plan.collected.get(key_of("extremes", channels_of(rows.site, rows.axis)))
+            extremes = None if seen is None else cast(Extremes, seen.whole())
+            if upper_bound(rows.value) is not None and extremes is not None and extremes.high is not None:
+                found[rows.value] = extremes.high.reshape(-1)
+        return found
 
     def _is_chosen(self, group: ChannelGroup, groups: ChannelGroups, model: NoiseModel) -> bool:
         if not self.asked.concerns(self.program, group):
@@ -103,15 +118,16 @@ class _Work:
         if touched & fitted:
             return "its weights were fitted already: transform before fitting"
         if SEE_AGAIN.get() is None and (names := ranges_to_see(self.program, groups, trial)):
-            return f"the range of {names[0]} must be seen again: give qc.recover batches="
+            return f"the range of {names[0]} must be seen again, and there are no batches for it"
         return None
 
     def _found(self, model: NoiseModel, groups: ChannelGroups, chosen: Sequence[ChannelGroup]) -> Tensor:
         movable = torch.cat([torch.from_numpy(group.classes) for group in chosen])
         with torch.enable_grad():
-            found = best_factors(model, groups.count, movable)
+            limits = torch.from_numpy(groups.limits)
+            found = best_factors(model, limits, movable)
         if self.asked.factors == "powers-of-two":
-            found = found.round()
+            found = torch.minimum(found.round(), limits.log2().floor())
         return torch.cat([torch.exp2(found), torch.ones(1, dtype=torch.float64)])
 
     def _judge(self, group: ChannelGroup, model: NoiseModel, factors: Tensor) -> bool:
@@ -142,9 +158,9 @@ class _Work:
             self.notes.append(f"outputs were not compared: {reason}")
             apply(self.program, groups, factors)
             return
-        expected = outputs_of(self.program)
+        check = FloatCheck.of(self.program, on_noise=self.asked.bounds == "kept")
         applied = apply(self.program, groups, factors)
-        if first_gap(expected, outputs_of(self.program)) is None:
+        if check.gap() is None:
             return
         applied.undo(self.program)
         wanted = factors.clone()
@@ -154,7 +170,7 @@ class _Work:
             alone = torch.ones_like(factors)
             alone[classes] = wanted[classes]
             applied = apply(self.program, groups, alone)
-            found = first_gap(expected, outputs_of(self.program))
+            found = check.gap()
             if found is None:
                 factors[classes] = wanted[classes]
                 continue
@@ -163,20 +179,3 @@ class _Work:
             known = self.judgments[index]
             why = f"an output {found}"
             self.judgments[index] = Judgment(group.site, "undone", known.before, known.after, why)
-
-
-def outputs_of(program: Program) -> list[list[object]]:
-    """The outputs of a program on its example inputs, and on noise like them."""
-    leaves = list(program.example_inputs or ())
-    every = [leaves, *(noise_like(leaves, torch.Generator().manual_seed(seed)) for seed in SEEDS)]
-    found = []
-    for each in every:
-        with isolated_run(program, 0):
-            copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in each]
-            found.append(pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, program.run_flat(copies)))
-    return found
-
-
-def first_gap(before: object, after: object) -> Gap | None:
-    """The first difference beyond rounding."""
-    return gap(before, after, Preserves.CLOSELY, Tolerance())

@@ -28,7 +28,7 @@ from quantc.inspect.recovery_report import RecoveryReport
 from quantc.inspect.report import MeasuredOn, Report, Step
 from quantc.inspect.size import size_and_file
 from quantc.integer.proof.range_reduction import RangeReduction
-from quantc.ir.batch_inputs import Inputs, batch_of, check_batches, select_inputs
+from quantc.ir.batch_inputs import Inputs, are_lasting, batch_of, check_batches, select_inputs
 from quantc.ir.plan import Source
 from quantc.ir.program import Program
 from quantc.pipeline.pipeline import Hook, Pipeline, hooks_of
@@ -111,7 +111,8 @@ def quantize(
     bad result is a warning: see `result.report.warnings`.
 
     `recover` fits weights to what their layers read, as `qc.recover` does: True for all of its passes, or pipeline text.
-    It takes batches in every mode, at least two. `hooks` are called around every pass of `prepare` and `convert`.
+    It takes batches in every mode, at least two; transforms such as `equalize` see them again, so give them as a list or the
+    like. `hooks` are called around every pass of `prepare` and `convert`.
     """
     _check_mode(mode)
     check_form(to)
@@ -198,6 +199,7 @@ def quantize_program(
     """The steps after capture."""
     if batches is not None:
         check_batches(batches)
+    is_lasting = batches is not None and are_lasting(batches)
     batches, kept = split_held_out(batches, held_out)
     _check_inference(captured)
     quantizer = quantizer_of(backend)
@@ -221,7 +223,8 @@ def quantize_program(
         far = outside(prepared, measured) if calibration is not None else ()
     if recover:
         with steps("recover"), judging_on(watched.first):
-            prepared = fit_weights(prepared, "auto" if recover is True else recover, progress=progress, hooks=hooks)
+            passes, again = "auto" if recover is True else recover, batches if is_lasting else None
+            prepared = fit_weights(prepared, passes, batches=again, progress=progress, hooks=hooks)
     with steps("convert"):
         program = convert(prepared, to, multiplier=multiplier, style=style, reduce_range=reduce_range, hooks=hooks)
     with steps("compare"):

@@ -8,7 +8,7 @@ from typing import Any
 from quantc import pipelines
 from quantc.calibration.observe_again import observe_again
 from quantc.errors import CalibrationError, PipelineError
-from quantc.ir.batch_inputs import Inputs, check_batches, select_inputs
+from quantc.ir.batch_inputs import Inputs, are_lasting, check_batches, select_inputs
 from quantc.ir.program import Program, Stage, check_has_plan, check_program
 from quantc.passes.leave_float import LeaveFloat
 from quantc.pipeline.pipeline import Hook, Pipeline, hooks_of
@@ -81,7 +81,7 @@ def _seeing(
 ) -> Callable[[Program, Sequence[str]], str]:
     """Observes ranges with batches, which several passes may ask for."""
     check_batches(batches)
-    if iter(batches) is batches:
+    if not are_lasting(batches):
         raise CalibrationError(
             "the batches can be gone through once only, and each pass that changes ranges takes them",
             where=f"qc.recover(batches={type(batches).__name__})",
