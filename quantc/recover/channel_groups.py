@@ -59,13 +59,18 @@ class ChannelGroups:
     """The largest factor that each class may have."""
 
     @staticmethod
-    def of(program: Program, largest: Mapping[fx.Node, Tensor] | None = None) -> ChannelGroups:
+    def of(
+        program: Program, largest: Mapping[fx.Node, Tensor] | None = None, *, follows: bool = False
+    ) -> ChannelGroups:
         """`largest` has, for ops with an upper bound, the largest value of each channel that counts: those that stay below
-        the bound may have factors. Without it, none of what such an op reads may."""
-        walk = Walk(program, largest=largest or {})
+        the bound may have factors. Without it, none of what such an op reads may. With `follows`, classes are those of
+        channels that meet in elementwise ops of any kind: nothing is fixed, and nothing may have factors."""
+        walk = Walk(program, largest=largest or {}, follows=follows)
         for node in program.nodes():
             label(walk, node)
         solved = walk.classes.solved()
+        if follows:
+            solved.reasons.clear()
         classes = _numbered(solved)
         uses = tuple(replace(use, up=_of(classes, use.up), down=_of(classes, use.down)) for use in walk.uses)
         groups = tuple(_groups(walk, solved, classes))

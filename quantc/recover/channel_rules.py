@@ -40,11 +40,13 @@ def _call(walk: Walk, node: fx.Node) -> None:
         _refuse(walk, node, "of whose arithmetic nothing is known" if row is None else "which writes to its operands")
         return
     rule = _BY_NAME.get(row.name) or _BY_FAMILY.get(row.family)
-    if rule is not None:
+    if rule is not None and not (walk.follows and Trait.ELEMENTWISE in row.traits):
         rule(walk, node)
         return
     sets = scaling_operands(node)
-    if node in walk.largest and (bound := upper_bound(node)) is not None:
+    if walk.follows and Trait.ELEMENTWISE in row.traits:
+        _proportional(walk, node, row, row.operands)
+    elif node in walk.largest and (bound := upper_bound(node)) is not None:
         _bounded(walk, node, bound)
     elif not sets:
         _refuse(walk, node, f"which is not proportional to what it reads ({_options(node)})")
@@ -269,14 +271,15 @@ def _proportional(walk: Walk, node: fx.Node, row: Op, names: Sequence[str]) -> N
     rank, given = _rank(walk, node), dict(operands(node))
     values = [given[name] for name in names if name in given]
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    bad = [value for value in numbers if not scales_too(float(value))]
-    if rank is None or bad or (row.name == "masked_fill" and not scales_too(float(argument(node, "value")))):
+    bad = [value for value in numbers if not (walk.follows or scales_too(float(value)))]
+    value = 0.0 if walk.follows or row.name != "masked_fill" else float(argument(node, "value"))
+    if rank is None or bad or not scales_too(value):
         _refuse(walk, node, f"with the number {bad[0]}" if bad else "of which not all is known")
         return
     for name, value in given.items():
         if name not in names:
             _keep_all_in(walk, value, f"{walk.name(node)} reads it as {name}")
-    found = _labels_of(walk, node, [value for value in values if isinstance(value, fx.Node)])
+    found = _labels_of(walk, node, [value for value in values if isinstance(value, fx.Node) and walk.is_float(value)])
     if not found:
         _refuse(walk, node, "of which not all is known")
         return

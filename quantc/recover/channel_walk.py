@@ -59,6 +59,8 @@ class Walk:
     uses: list[Use] = field(default_factory=list)
     largest: Mapping[fx.Node, Tensor] = field(default_factory=dict)
     """Of ops with an upper bound: the largest value of each channel that counts; others keep what they read as it is."""
+    follows: bool = False
+    """True to follow channels through any elementwise op, whether it passes factors on or not."""
     limits: list[tuple[Labels, NDArray[np.float64]]] = field(default_factory=list)
     """Channels whose factor has a limit."""
     sizes: dict[str, int] = field(init=False)

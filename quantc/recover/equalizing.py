@@ -67,7 +67,7 @@ def _layer(layer: LayerNoise) -> Noise:
     """Rounding of weights: steps are as wide as the largest of those that share them."""
     weight, share = layer.weight, layer.spec.granularity
     energy = layer.objective.fit.products.diagonal(dim1=1, dim2=2).unsqueeze(1)
-    count = (energy * layer.value.unsqueeze(2)).reshape(weight.shape)
+    count = layer.rows.as_weight(energy * layer.value.unsqueeze(2), weight.shape)
     size, up, down = weight.abs(), layer.up, layer.down
     if weight.dim() > 2 and not isinstance(share, PerGroup):  # the taps of a kernel have the same factors
         size, count = size.flatten(2).amax(2), count.flatten(2).sum(2)

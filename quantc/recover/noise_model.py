@@ -1,18 +1,22 @@
 """What quantization will cost, by channel group: the noise that rounding weights and activations adds to what layers
 compute.
 
-Noise is counted where it is read. Of a tensor between layers, noise `n_j` of channel j adds `n_j Σ_o W_oj²` to the output of
-the layer that reads it, relative to that output's mean square. The noise of rounded weights `E` on output o of a layer is
-`E_o G E_oᵀ` with the Gram matrix `G` of what it reads, and that of an activation with steps of Δ is `Δ² / 12`. All of it is
-in the units of the program as it is, so that a program with factors is priced by the same statistics.
+Noise is counted where it is read. Of a tensor between layers, noise `n_j` of channel j adds `n_j W_oj²` to output o of the
+layer that reads it. Outputs count as much as they do where they are read in turn, from the end of the program to its
+beginning, and a layer's together so that its output's mean square is 1: factors do not change what noise counts. The noise of
+rounded weights `E` on output o of a layer is `E_o G E_oᵀ` with the Gram matrix `G` of what it reads, and that of an
+activation with steps of Δ is `Δ² / 12`. All of it is in the units of the program as it is, so that a program with factors is
+priced by the same statistics.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 
@@ -48,10 +52,15 @@ class LayerNoise:
     """The class of each column; `FIXED` where the tensor it reads has none."""
     rows: LayerInput
     objective: Objective
-    share: float
-    """What noise on its output counts: one over the mean square of that."""
+    own_value: Tensor
+    """What noise on each output counts in the layer's own output, `[groups, outputs]`."""
     value: Tensor
     """What noise on each output counts where it is read, `[groups, outputs]`."""
+
+    @property
+    def own(self) -> Tensor:
+        """The classes that its noise depends on."""
+        return distinct(torch.cat([distinct(self.up), distinct(self.down)]))
 
     def of(self, factors: Tensor, *, is_fit: bool = False) -> float:
         """The noise with some factors of classes, the last of which is 1."""
@@ -62,7 +71,7 @@ class LayerNoise:
         rounded = fake_quantize(scaled, observation.qparams(self.spec), self.spec)
         change = (scaled.double() - rounded.double()) * down / up
         moments = self.objective.fit if is_fit else self.objective.judge
-        error = moments.error(change.reshape(self.rows.groups, -1, self.rows.width))
+        error = moments.error(self.rows.by_output(change))
         return float((error * self.value).sum())
 
 
@@ -77,6 +86,11 @@ class TensorNoise:
     ranges: Halves
     value: Tensor
     """What noise on each channel counts."""
+
+    @property
+    def own(self) -> Tensor:
+        """The classes that its noise depends on."""
+        return distinct(self.classes)
 
     def ends(self, *, is_fit: bool = False) -> tuple[Tensor, Tensor]:
         """The smallest and the largest value of each channel, with 0 between."""
@@ -119,6 +133,11 @@ class NoiseModel:
         return *layers, *(each for each in self.tensors if _meets(each.classes, classes))
 
 
+def distinct(classes: Tensor) -> Tensor:
+    """Each class once, in order."""
+    return torch.from_numpy(np.unique(classes.numpy()))
+
+
 def _meets(own: Tensor, classes: Tensor) -> bool:
     return bool(torch.isin(own, classes).any())
 
@@ -135,52 +154,76 @@ class _Builder:
         self.of_site = {site: group for group in program.plan.groups for site in group.places}
         self.uses: dict[tuple[fx.Node, fx.Node], Use] = {(use.reader, use.constant): use for use in groups.uses}
         self.unknown: dict[fx.Node, str] = {}
-        self.energy = torch.zeros(groups.count + 1, dtype=torch.float64)
-        """What noise on a channel of each class counts where it is read."""
+        followed = ChannelGroups.of(program, follows=True)
+        self.channels = {(use.reader, use.constant): use for use in followed.uses}
+        self.energy = torch.zeros(followed.count, dtype=torch.float64)
+        """What noise on a channel counts where it is read, by the layers so far."""
 
     def model(self) -> NoiseModel:
-        inputs = [(node, rows) for rows in layer_inputs(self.program) for node in rows.readers]
-        known = {node: found for node, rows in inputs if (found := self._layer(node, rows)) is not None}
-        for use in self.groups.uses:
-            self._count(use, known.get(use.reader))
-        layers = tuple(self._valued(each) for each in known.values())
-        tensors = tuple(self._tensors(dict(inputs), known))
-        return NoiseModel(layers, tensors, self.unknown)
+        inputs = {node: rows for rows in layer_inputs(self.program) for node in rows.readers}
+        order = {node: index for index, node in enumerate(self.program.nodes())}
+        found: dict[fx.Node, LayerNoise] = {}
+        for use in sorted(self.groups.uses, key=lambda use: -order[use.reader]):
+            rows = inputs.get(use.reader)
+            layer = None if rows is None else self._layer(use, rows)
+            if layer is not None:
+                found[use.reader] = layer
+            elif (group := self._quantized(use)) is not None and group.source is Source.CONSTANTS:
+                told = f"nothing is known of the rows that {self.program.describe(use.reader)} reads"
+                self.unknown[use.reader] = told
+            self._count(use, layer)
+        layers = dict(reversed(found.items()))
+        return NoiseModel(tuple(layers.values()), tuple(self._tensors(inputs, layers)), self.unknown)
 
     def _group(self, node: fx.Node, name: str) -> Group | None:
         value = argument(node, name)
         return self.of_site.get(self.places.use(node, self.places.operands(node).index(value)))
 
-    def _layer(self, node: fx.Node, rows: LayerInput) -> LayerNoise | None:
-        group, constant = self._group(node, "w"), behind(argument(node, "w"), self.observers)
-        use, weight = self.uses.get((node, constant)), self.program.tensor(constant)
-        if group is None or not isinstance(group.outcome, Quantize) or use is None or weight is None:
+    def _layer(self, use: Use, rows: LayerInput) -> LayerNoise | None:
+        node, group = use.reader, self._group(use.reader, "w")
+        weight = self.program.tensor(use.constant)
+        is_weight = behind(argument(node, "w"), self.observers) is use.constant
+        if not is_weight or weight is None or group is None or not isinstance(group.outcome, Quantize):
             return None
         collected = self.program.plan.collected.get(key_of("gram", rows.name))
         if collected is None or why_not([collected], (rows.groups, rows.width)) is not None:
             return None
         weight = weight.detach().float()
         objective = Objective.of([collected])
-        value = objective.fit.error(rows.by_output(weight))
-        power = float(value.sum()) or 1.0
+        power = objective.fit.error(rows.by_output(weight))
+        read = self._read(use, rows, weight)
         up, down = (_spread(labels, weight) for labels in (use.up, use.down))
-        value = torch.full_like(value, 1 / power)
-        return LayerNoise(node, weight, group.outcome.spec, up, down, rows, objective, 1 / power, value)
+        whole = float((read * power).sum())
+        own = read / whole if whole > 0 else torch.zeros_like(read)
+        value = read if bool(self._is_read(use)) else own
+        return LayerNoise(node, weight, group.outcome.spec, up, down, rows, objective, own, value)
+
+    def _channels(self, use: Use) -> Use:
+        """The same use, with the channels as they meet."""
+        return self.channels.get((use.reader, use.constant), use)
+
+    def _is_read(self, use: Use) -> bool:
+        made = self._channels(use).made
+        return made is not None and bool((self.energy[torch.from_numpy(made)] > 0).any())
+
+    def _read(self, use: Use, rows: LayerInput, weight: Tensor) -> Tensor:
+        """What noise on each output counts where it is read, `[groups, outputs]`: the same for all if that is unknown."""
+        if not self._is_read(use):
+            return torch.ones(rows.by_output(weight).shape[:2], dtype=torch.float64)
+        return self.energy[rows.by_output(_spread(self._channels(use).made, weight))[:, :, 0]]
 
     def _count(self, use: Use, layer: LayerNoise | None) -> None:
-        """Add what a reader makes of noise to the classes it reads; note it if it cannot be priced."""
-        group = self._quantized(use)
-        if layer is None and group is not None and group.source is Source.CONSTANTS:
-            self.unknown[use.reader] = f"nothing is known of the rows that {self.program.describe(use.reader)} reads"
-        if use.undone is None:
+        """Add what a reader makes of noise to the channels that it reads."""
+        undone, weight = self._channels(use).undone, self.program.tensor(use.constant)
+        if undone is None or weight is None:
             return
-        weight = self.program.tensor(use.constant)
-        if weight is None:
-            return
-        square = weight.detach().double().square()
-        share = layer.share if layer is not None else 1 / (float(square.sum()) or 1.0)
-        labels = _spread(use.undone, weight)
-        self.energy.index_add_(0, labels.reshape(-1) % len(self.energy), (square * share).reshape(-1))
+        square, channels = weight.detach().double().square(), _spread(undone, weight)
+        if layer is not None:
+            channels = layer.rows.by_output(channels)
+            counted = layer.rows.by_output(square) * layer.own_value.unsqueeze(2)
+        else:
+            counted = square / (float(square.sum()) or 1.0)
+        self.energy.index_add_(0, channels.reshape(-1), counted.reshape(-1))
 
     def _quantized(self, use: Use) -> Group | None:
         """The group of a constant at its reader, if it is quantized by its own values."""
@@ -190,13 +233,6 @@ class _Builder:
                 group = self.of_site.get(self.places.use(use.reader, index))
                 return group if group is not None and isinstance(group.outcome, Quantize) else None
         return None
-
-    def _valued(self, layer: LayerNoise) -> LayerNoise:
-        """The layer with what its outputs count where they are read, if they are in a group."""
-        rows = layer.up.reshape(layer.rows.groups, -1, layer.rows.width)[:, :, 0]
-        read = self.energy[rows]
-        value = torch.where((rows >= 0) & (read > 0), read, layer.value)
-        return replace(layer, value=value)
 
     def _tensors(
         self, inputs: Mapping[fx.Node, LayerInput], known: Mapping[fx.Node, LayerNoise]
@@ -221,15 +257,19 @@ class _Builder:
 
 def _columns(layer: LayerNoise) -> Tensor:
     """What noise on each channel that a layer reads counts in its output."""
-    square = layer.weight.double().square().reshape(layer.rows.groups, -1, *layer.weight.shape[1:]).sum(1)
-    return square.reshape(square.shape[0] * square.shape[1], -1).sum(1) * float(layer.share)
+    counted = layer.rows.by_output(layer.weight.double().square()) * layer.own_value.unsqueeze(2)
+    return _inside(layer, counted.sum(1)).sum(1)
 
 
 def _by_channel(layer: LayerNoise) -> Tensor:
     """The class of each channel that a layer reads."""
-    groups = layer.rows.groups
-    first = layer.down.reshape(groups, -1, *layer.down.shape[1:])[:, 0]
-    return first.reshape(groups * first.shape[1], -1)[:, 0]
+    return _inside(layer, layer.rows.by_output(layer.down)[:, 0])[:, 0]
+
+
+def _inside(layer: LayerNoise, rows: Tensor) -> Tensor:
+    """Columns of a layer, `[groups, inputs]`, by channel: those of a patch together."""
+    window = layer.rows.window
+    return rows.reshape(-1, 1 if window is None else math.prod(window.kernel))
 
 
 def _spread(labels: Labels | None, weight: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from quantc.recover.channel_groups import ChannelGroup, ChannelGroups
 from quantc.recover.equalizing import best_factors
 from quantc.recover.fitting import is_done
 from quantc.recover.float_check import FloatCheck
-from quantc.recover.noise_model import NoiseModel, noise_model
+from quantc.recover.noise_model import LayerNoise, NoiseModel, TensorNoise, noise_model
 
 SEE_AGAIN: ContextVar[Callable[[Program, Sequence[str]], str] | None] = ContextVar("SEE_AGAIN", default=None)
 """Observes the ranges of some groups of the plan again, and says so."""
@@ -77,6 +77,8 @@ class _Work:
     def __post_init__(self) -> None:
         self.judgments: list[Judgment] = []
         self.notes: list[str] = []
+        self.known: dict[tuple[LayerNoise | TensorNoise, bytes], float] = {}
+        """Noise that was computed, by the factors it depends on."""
 
     @torch.no_grad()
     def run(self) -> None:
@@ -86,7 +88,7 @@ class _Work:
         if not chosen:
             return
         factors = self._found(model, groups, chosen)
-        kept = [group for group in chosen if self._judge(group, model, factors)]
+        kept = self._judged(chosen, model, factors)
         if kept:
             self._carry_out(groups, kept, factors)
 
@@ -130,19 +132,38 @@ class _Work:
             found = torch.minimum(found.round(), limits.log2().floor())
         return torch.cat([torch.exp2(found), torch.ones(1, dtype=torch.float64)])
 
-    def _judge(self, group: ChannelGroup, model: NoiseModel, factors: Tensor) -> bool:
-        """Whether a group is better with its factors, by what it was not fitted to; else they become 1."""
+    def _judged(self, chosen: Sequence[ChannelGroup], model: NoiseModel, factors: Tensor) -> list[ChannelGroup]:
+        """The groups that are better with their factors, by what these were not fitted to. The factors of others become 1,
+        and what is left is judged again, as groups meet in layers."""
+        found: dict[str, Judgment] = {}
+        kept = list(chosen)
+        while True:
+            left = [group for group in kept if self._is_better(group, model, factors, found)]
+            if len(left) == len(kept):
+                break
+            kept = left
+        self.judgments += (found[group.site] for group in chosen)
+        return kept
+
+    def _is_better(self, group: ChannelGroup, model: NoiseModel, factors: Tensor, found: dict[str, Judgment]) -> bool:
         classes = torch.from_numpy(group.classes)
         parts, without = model.parts(classes), factors.clone()
         without[classes] = 1.0
-        before, after = (sum(part.of(each) for part in parts) / len(group.readers) for each in (without, factors))
-        if after < before * (1 - LEAST_GAIN):
-            self.judgments.append(Judgment(group.site, "kept", before, after, group.reason))
-            return True
-        factors[classes] = 1.0
-        why = "no better on the batches that it was not fitted to"
-        self.judgments.append(Judgment(group.site, "undone", before, after, why))
-        return False
+        before, after = (
+            sum(self._noise(part, each) for part in parts) / len(group.readers) for each in (without, factors)
+        )
+        is_better = after < before * (1 - LEAST_GAIN)
+        if not is_better:
+            factors[classes] = 1.0
+        why = group.reason if is_better else "no better on the batches that it was not fitted to"
+        found[group.site] = Judgment(group.site, "kept" if is_better else "undone", before, after, why)
+        return is_better
+
+    def _noise(self, part: LayerNoise | TensorNoise, factors: Tensor) -> float:
+        key = part, factors[part.own].numpy().tobytes()
+        if key not in self.known:
+            self.known[key] = part.of(factors)
+        return self.known[key]
 
     def _carry_out(self, groups: ChannelGroups, kept: Sequence[ChannelGroup], factors: Tensor) -> None:
         self._apply_guarded(groups, kept, factors)

@@ -14,15 +14,15 @@ from quantc.recover.channel_moves import compact, expanded, joined, moved, resha
 SHAPES = st.lists(st.sampled_from((1, 2, 3, 4)), min_size=1, max_size=4)
 
 
-@given(SHAPES, st.data())
-def test_reshaped_labels_are_the_reshaped_elements(shape: list[int], data: st.DataObject) -> None:
-    carrying = [data.draw(st.booleans()) for _ in shape]
+@given(SHAPES, st.lists(st.booleans(), min_size=16, max_size=16))
+def test_reshaped_labels_are_the_reshaped_elements(shape: list[int], choices: list[bool]) -> None:
+    carrying = choices[: len(shape)]
     own = [size if carries else 1 for size, carries in zip(shape, carrying, strict=True)]
     labels = np.arange(math.prod(own), dtype=np.int64).reshape(own)
     sizes = [factor for size in shape for factor in ((2, 2) if size == 4 else (size,))]
     after: list[int] = []
-    for size in sizes:
-        if after and data.draw(st.booleans()):
+    for size, joins in zip(sizes, choices[4:], strict=False):
+        if after and joins:
             after[-1] *= size
         else:
             after.append(size)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from torch.nn import functional as F
 
 import quantc as qc
 from tests.recover.test_channel_groups import with_factors
@@ -29,7 +29,7 @@ class Net(nn.Module):
 
     @staticmethod
     def _layer(kind: str) -> nn.Module:
-        return {
+        layers: dict[str, Callable[[], nn.Module]] = {
             "conv": lambda: nn.Conv2d(WIDTH, WIDTH, 3, padding=1),
             "grouped": lambda: nn.Conv2d(WIDTH, WIDTH, 3, padding=1, groups=2, bias=False),
             "depthwise": lambda: nn.Conv2d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH),
@@ -37,7 +37,8 @@ class Net(nn.Module):
             "norm": lambda: nn.GroupNorm(2, WIDTH),
             "batch norm": lambda: nn.BatchNorm2d(WIDTH),
             "prelu": lambda: nn.PReLU(WIDTH),
-        }.get(kind, nn.Identity)()
+        }
+        return layers.get(kind, nn.Identity)()
 
     def forward(self, x: Tensor) -> Tensor:
         x = earlier = self.first(x)
