@@ -9,24 +9,13 @@ from torch.nn import functional as F
 
 import quantc as qc
 from quantc.ir.program import Program
-from quantc.recover.channel_factors import apply
 from quantc.recover.channel_groups import ChannelGroups
-from tests.support.channel_nets import NETS
+from tests.support.channel_nets import NETS, with_factors
 
 
 def captured(model: nn.Module, x: Tensor, method: str = "export") -> Program:
     program = qc.capture(model.eval(), (x,), method)  # type: ignore[arg-type]
     return qc.pipelines.inference().run_on_copy(program)
-
-
-def with_factors(program: Program, seed: int) -> tuple[Program, ChannelGroups]:
-    """The program with a random power of two for each class."""
-    other = program.clone()
-    groups = ChannelGroups.of(other)
-    powers = torch.randint(-3, 4, (groups.count,), generator=torch.Generator().manual_seed(seed))
-    factors = torch.cat([torch.exp2(powers.double()), torch.ones(1, dtype=torch.float64)])
-    assert apply(other, groups, factors).before or bool((factors == 1).all())
-    return other, groups
 
 
 @pytest.mark.parametrize("name", sorted(NETS))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import quantc as qc
-from tests.recover.test_channel_groups import with_factors
+from tests.support.channel_nets import with_factors
 
 Step = Callable[[Tensor], Tensor]
 WIDTH = 8

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from quantc.ir.program import Program
+from quantc.recover.channel_factors import apply
+from quantc.recover.channel_groups import ChannelGroups
+
 Case = tuple[nn.Module, Tensor, int]
 
 
@@ -149,3 +153,13 @@ NETS: dict[str, Callable[[], Case]] = {
     "resnet": resnet,
     "sequence": sequence,
 }
+
+
+def with_factors(program: Program, seed: int) -> tuple[Program, ChannelGroups]:
+    """The program with a random power of two for each class."""
+    other = program.clone()
+    groups = ChannelGroups.of(other)
+    powers = torch.randint(-3, 4, (groups.count,), generator=torch.Generator().manual_seed(seed))
+    factors = torch.cat([torch.exp2(powers.double()), torch.ones(1, dtype=torch.float64)])
+    assert apply(other, groups, factors).before or bool((factors == 1).all())
+    return other, groups
