@@ -46,7 +46,7 @@ def _linear_w8(
 ) -> Tensor:
     rows = x if x.dim() == 2 and x.is_contiguous() else _rows(x)
     count, inputs = rows.shape
-    y = torch.empty((count, outputs))
+    y = rows.new_empty((count, outputs))
     where = rows.data_ptr(), w.data_ptr(), scale.data_ptr(), _address(zero), _address(bias), y.data_ptr()
     if not _called("linear_w8", instructions, *where, count, inputs, outputs):
         levels = unpacked_bytes(w, outputs, inputs).float()
@@ -67,7 +67,7 @@ def _linear_w4(
 ) -> Tensor:
     rows = x if x.dim() == 2 and x.is_contiguous() else _rows(x)
     count, inputs = rows.shape
-    y = torch.empty((count, outputs))
+    y = rows.new_empty((count, outputs))
     where = rows.data_ptr(), w.data_ptr(), _address(bias), y.data_ptr()
     if not _called("linear_w4", instructions, *where, count, inputs, outputs, group, has_zero, is_short):
         levels, scale, zero = unpacked_groups(w, outputs, inputs, group, has_zero, is_short)
@@ -105,6 +105,8 @@ SCHEMAS: dict[str, tuple[str, Callable[..., Tensor]]] = {
 for _name, (_schema, _function) in SCHEMAS.items():
     _OPS.define(_schema)  # type: ignore[no-untyped-call]
     torch.library.impl(f"quantc_native::{_name}", "cpu", _function, lib=_OPS)
+    # results have no gradient, as those of fbgemm have none
+    _OPS.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
 LINEAR_W8: Any = torch.ops.quantc_native.linear_w8.default
 LINEAR_W4: Any = torch.ops.quantc_native.linear_w4.default
 

@@ -1,6 +1,6 @@
-"""Weight-only linear layers, and quantized weights of other ops.
+"""Weight-only linear layers, and quantized weights of other ops, on kernels of torch.
 
-On x86 they run on fbgemm's float16 kernel wherever float16 represents the weights exactly. torch wraps it twice: once
+`native_linear` has quantc's own kernels; times decide. On x86 fbgemm's float16 kernel takes what float16 represents exactly. torch wraps it twice: once
 with little overhead, for one thread, and once for several. Where it is slower or not exact (24-bit scales per group),
 the weight is dequantized once: speed and memory of the float model.
 

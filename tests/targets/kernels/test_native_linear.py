@@ -51,7 +51,8 @@ INPUTS, OUTPUTS = 512, 520
 
 @pytest.fixture(autouse=True)
 def _without_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first kernel that can is taken."""
+    """The first kernel that can is taken, whatever the setting outside."""
+    monkeypatch.delenv(SWITCH, raising=False)
     monkeypatch.setattr(costs, "cost_table", lambda target: {})
 
 
@@ -224,6 +225,26 @@ def test_wrong_inputs_are_refused() -> None:
         kernel(torch.randn(5, INPUTS - 1))
     with pytest.raises(InputError, match="float64"):
         kernel(torch.randn(5, INPUTS).double())
+
+
+def test_results_have_no_gradient() -> None:
+    kernel = NativeW8(stored("w8", 70, 512, 0, seeded(1)), None)
+    found = kernel(torch.randn(2, 512, requires_grad=True))
+    assert not found.requires_grad
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        found.sum().backward()
+
+
+def test_a_default_dtype_changes_nothing() -> None:
+    weight, x = stored("w4", 70, 512, 0, seeded(1)), torch.randn(2, 512)
+    kernel, fresh = NativeW4(weight, None), NativeW4(weight, None)
+    expected = kernel(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(kernel(x), expected)
+        assert torch.equal(fresh(x), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_state_dict_with_wider_weights_is_refused() -> None:
