@@ -60,7 +60,7 @@ class LeaveFloat(Pass):
             return Outcome(False, ("it has run: more ops would exceed what they may cost",))
         batches = BATCHES.get()
         if (reason := _why_not(program, len(batches))) is not None:
-            return Outcome(False, (reason,), (Judgment(program.name, "refused", reason=reason),))
+            return Outcome(False, (reason,))
         simulation = Simulation.of(program, self.reduce_range)
         leaves = [leaves_of(program, batch, index) for index, batch in enumerate(batches)]
         fit, judge = (Data.of(simulation, leaves[half::2]) for half in (0, 1))

@@ -103,22 +103,26 @@ def show(screen: Screen, found: Compared, most_lines: int | None) -> None:
 
 def _show_ops(screen: Screen, found: Compared) -> None:
     """Error of each op by itself where known, otherwise its cumulative error."""
+    from quantc.inspect.comparison import COSTS, format_gain
     from quantc.support.sqnr import format_sqnr
 
     comparison = found.comparison
     if comparison is None:
         return
-    own = tuple(row for row in comparison.worst() if row.local != math.inf)
+    own = tuple(row for row in comparison.costliest() if row.local != math.inf)
     rows = own or comparison.farthest()
     if not rows:
         screen.text("every op that both have gives the same in both" if comparison.layers else "no op is in both")
         return
     title = "what each quantized op of B costs, the worst first" if own else "the ops of B that are farthest from A"
     cells = [
-        (row.node, row.op, row.rule, row.module, row.source, format_sqnr(row.local), format_sqnr(row.sqnr))
+        (
+            *(row.node, row.op, row.rule, row.module, row.source),
+            *(format_gain(row.gain), format_sqnr(row.local), format_sqnr(row.sqnr)),
+        )
         for row in rows[:MAX_ROWS]
     ]
-    screen.table(title, ("node", "op", "rule", "module", "source", "alone, dB", "here, dB"), cells)
+    screen.table(title, ("node", "op", "rule", "module", "source", COSTS, "alone, dB", "here, dB"), cells)
     if len(rows) > MAX_ROWS:
         screen.text(f"  … and {len(rows) - MAX_ROWS} more: --json has them all")
 

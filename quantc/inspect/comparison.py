@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import fx
 
 from quantc.calibration.state_isolation import Isolation
+from quantc.inspect.costs import costs
 from quantc.inspect.lockstep import Lockstep, calls_graphs, is_integer
 from quantc.inspect.size import Size, size
 from quantc.ir.batch_inputs import leaves_of
@@ -21,6 +22,10 @@ from quantc.qdq.ops import belongs_to_qdq, is_quantize
 from quantc.support.sqnr import as_data, format_sqnr, together
 
 MAX_ROWS = 30
+WORTH_TELLING = 0.5
+"""Decibels that the result of a float op must cost to be listed among quantized ones."""
+COSTS = "costs, dB"
+"""Head of the column that says what the whole program gains without an op's grids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +43,14 @@ class Layer:
     local: float | None
     """Of its result when it alone is quantized, on the float program's values; None if it reads nothing quantized, or cannot be run
     twice."""
+    gain: float | None = None
+    """Decibels that the whole program gains if the grids of its result and of its constants are left out, the others staying; None
+    if that was not measured. A grid counts for the op that makes the tensor, and that of an input for the ops that read it."""
+    readers: tuple[str, ...] = ()
+    """For a float op that costs something: the nodes that read its result rounded."""
 
     def to_data(self) -> dict[str, Any]:
-        numbers = {"sqnr": as_data(self.sqnr), "local": as_data(self.local)}
+        numbers = {"sqnr": as_data(self.sqnr), "local": as_data(self.local), "gain": as_data(self.gain)}
         texts = {name: getattr(self, name) for name in ("node", "op", "rule", "module", "source")}
         return {**texts, **numbers}
 
@@ -80,6 +90,14 @@ class Comparison:
         own = [layer for layer in self.layers if layer.local is not None]
         return tuple(sorted(own, key=lambda layer: _cost(layer.local))[:count])
 
+    def costliest(self, count: int | None = None) -> tuple[Layer, ...]:
+        """Ops that cost the whole program most; then those of which that was not measured, as in `worst`."""
+        measured = [
+            layer for layer in self.layers if layer.gain is not None and (layer.rule or layer.gain >= WORTH_TELLING)
+        ]
+        measured.sort(key=lambda layer: -(layer.gain or 0.0))
+        return tuple([*measured, *(layer for layer in self.worst() if layer.gain is None)][:count])
+
     def farthest(self, count: int | None = None) -> tuple[Layer, ...]:
         """Ops farthest from the reference, whatever the cause; ops that agree exactly are omitted."""
         apart = [layer for layer in self.layers if layer.sqnr != math.inf]
@@ -110,7 +128,7 @@ class Comparison:
 
         dB = f"SQNR {format_sqnr(self.sqnr)}{' dB' if math.isfinite(self.sqnr) else ''}"  # noqa: N806 - the unit
         lines = [f"{self.program}: {dB} over {self.batches} batches; {self.size}"]
-        worst = self.worst()
+        worst = self.costliest()
         rows = [
             (
                 layer.node,
@@ -118,16 +136,22 @@ class Comparison:
                 layer.rule,
                 layer.module,
                 layer.source,
+                format_gain(layer.gain),
                 format_sqnr(layer.local),
                 format_sqnr(layer.sqnr),
             )
             for layer in worst[:MAX_ROWS]
         ]
-        heads = ("node", "op", "rule", "module", "source", "alone, dB", "here, dB")
+        heads = ("node", "op", "rule", "module", "source", COSTS, "alone, dB", "here, dB")
         lines += ["what each quantized op costs, the worst first", *plain_rows(heads, rows)] if rows else []
         if len(worst) > MAX_ROWS:
-            lines.append(f"  … and {len(worst) - MAX_ROWS} more: comparison.worst()")
+            lines.append(f"  … and {len(worst) - MAX_ROWS} more: comparison.costliest()")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def format_gain(gain: float | None) -> str:
+    """The cost of an op; empty where it was not measured."""
+    return "" if gain is None else f"{gain:.2f}"
 
 
 def _cost(local: float | None) -> float:
@@ -138,11 +162,13 @@ def compare_programs(reference: Program, quantized: Program, batches: Iterable[A
     """Comparison of two programs of one form over batches, in lockstep; see `qc.compare`."""
     lockstep = Lockstep(reference, quantized)
     isolation, own = Isolation(reference), Isolation(quantized)
-    count = 0
+    count, gains = 0, dict[str, float]()
     for index, batch in enumerate(batches):
         expected, leaves = leaves_of(reference, batch, index), leaves_of(quantized, batch, index)
         with isolation.batch(index, expected) as given, own.batch(index, leaves) as taken:
             lockstep.run(given, taken)
+        if not count:
+            gains = dict(costs(reference, quantized, expected, together(lockstep.outputs).sqnr))
         count += 1
     outputs = tuple(noise.sqnr for noise in lockstep.outputs)
     return Comparison(
@@ -150,7 +176,7 @@ def compare_programs(reference: Program, quantized: Program, batches: Iterable[A
         batches=count,
         sqnr=together(lockstep.outputs).sqnr,
         outputs=outputs,
-        layers=tuple(_layers(quantized, lockstep)),
+        layers=tuple(_layers(quantized, lockstep, gains)),
         size=size(reference, quantized),
         notes=tuple(_notes(quantized, lockstep)),
         largest=tuple(lockstep.largest),
@@ -158,7 +184,7 @@ def compare_programs(reference: Program, quantized: Program, batches: Iterable[A
     )
 
 
-def _layers(quantized: Program, lockstep: Lockstep) -> Iterator[Layer]:
+def _layers(quantized: Program, lockstep: Lockstep, gains: Mapping[str, float]) -> Iterator[Layer]:
     for node in quantized.graph.nodes:
         noise = lockstep.cumulative.get(node.name)
         if noise is None or not noise.count:
@@ -168,7 +194,9 @@ def _layers(quantized: Program, lockstep: Lockstep) -> Iterator[Layer]:
         own = lockstep.local.get(node.name)
         place = (origin.module_path, origin.source)
         rule = "" if claim is None else claim.rule
-        yield Layer(node.name, op_name(node), rule, *place, noise.sqnr, None if own is None else own.sqnr)
+        local = None if own is None else own.sqnr
+        readers = tuple(_quantized_readers(node)) if claim is None and node.name in gains else ()
+        yield Layer(node.name, op_name(node), rule, *place, noise.sqnr, local, gains.get(node.name), readers)
 
 
 def _find_vanished(quantized: Program, lockstep: Lockstep) -> Iterator[Vanished]:

@@ -28,8 +28,8 @@ def findings(comparison: Comparison, measured_on: str) -> tuple[str, ...]:
 def _findings(comparison: Comparison, measured_on: str) -> Iterator[str]:
     low = [layer for layer in comparison.worst() if layer.local is not None and _is_below(layer.local, OP_DB)]
     if _is_bad(comparison):
-        costly = [layer for layer in comparison.worst(MAX_NAMED) if layer.local != math.inf]
-        blame = "" if low or not costly else f" The ops that cost the most alone: {_name_worst(costly)}."
+        costly = [layer for layer in comparison.costliest(MAX_NAMED) if layer.local != math.inf]
+        blame = "" if low or not costly else f" The ops that cost the most: {_name_worst(costly)}."
         yield (
             f"the quantized model is at {_decibels(comparison.sqnr)} over {measured_on}, below {MODEL_DB:.0f} dB: "
             f"expect other answers than those of the float model.{blame}"
@@ -76,12 +76,15 @@ def _where(each: Layer | Vanished) -> str:
 
 
 def _cost(each: Layer | Vanished) -> str:
-    return f"{each.share:.0%} of its numbers" if isinstance(each, Vanished) else _decibels(each.local or 0.0)
+    if isinstance(each, Vanished):
+        return f"{each.share:.0%} of its numbers"
+    alone = [] if each.local is None else [_decibels(each.local)]
+    return ", ".join([*alone, *([] if each.gain is None else [f"costs {each.gain:.1f} dB"])])
 
 
 def _selectors(each: Layer | Vanished) -> list[AnySelector]:
     """Config selectors that leave an op float, or a tensor for its users."""
-    if isinstance(each, Vanished) and each.readers:
+    if each.readers:
         return [ByEdge(producer=each.node, consumer=reader) for reader in each.readers]
     return [ByModule(path=each.module) if each.module else ByNode(node=each.node)]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from quantc.calibration.calibration_report import CalibrationReport
-from quantc.inspect.comparison import Comparison, Layer
+from quantc.inspect.comparison import COSTS, Comparison, Layer, format_gain
 from quantc.inspect.coverage import Coverage, Verdict
 from quantc.inspect.findings import MODEL_DB, OP_DB, VANISHED, findings
 from quantc.inspect.held_out import Outside
@@ -181,13 +181,17 @@ class Report:
     def sections(self) -> list[Section]:
         """Tables with all their rows; empty ones are omitted."""
         techniques = {row.node: row.technique for row in self.coverage.rows}
-        layers = [] if self.comparison is None else [_layer_cells(row, techniques) for row in self.comparison.worst()]
-        head, cells = with_techniques(("node", "op", "rule", TECHNIQUE, "module", "alone, dB", "here, dB"), layers)
+        layers = (
+            [] if self.comparison is None else [_layer_cells(row, techniques) for row in self.comparison.costliest()]
+        )
+        head, cells = with_techniques(
+            ("node", "op", "rule", TECHNIQUE, "module", COSTS, "alone, dB", "here, dB"), layers
+        )
         floats = [(row.node, row.op, row.module, row.reason) for row in self.coverage.rows_for(Verdict.FLOAT)]
         noted = [(entry.name, "; ".join(entry.notes)) for entry in self.log if entry.notes and not entry.judgments]
         title = "what each quantized op costs, the worst first"
         every = [
-            Section(title, head, tuple(cells), "result.report.comparison.worst()", len(head) - 2),
+            Section(title, head, tuple(cells), "result.report.comparison.costliest()", len(head) - 3),
             Section(
                 "left float", ("node", "op", "module", "why"), tuple(floats), "result.report.coverage.rows_for('float')"
             ),
@@ -276,7 +280,8 @@ class Report:
 
 def _layer_cells(layer: Layer, techniques: Mapping[str, str]) -> tuple[str, ...]:
     technique = techniques.get(layer.node, "")
-    return layer.node, layer.op, layer.rule, technique, layer.module, format_sqnr(layer.local), format_sqnr(layer.sqnr)
+    numbers = (format_gain(layer.gain), format_sqnr(layer.local), format_sqnr(layer.sqnr))
+    return layer.node, layer.op, layer.rule, technique, layer.module, *numbers
 
 
 def _quotient(before: float, after: float) -> float:

@@ -132,6 +132,14 @@ class Simulation:
         with self.isolation.batch(0, leaves) as inputs:
             return _Run(self, left).run(*inputs, enable_io_processing=False)
 
+    def own_errors(self, leaves: Sequence[Any]) -> dict[fx.Node, float]:
+        """The error that grids make of each tensor on one batch, relative to its power; of several grids the largest."""
+        run = _Run(self, Left())
+        run.errors = {}
+        with torch.no_grad(), self.isolation.batch(0, leaves) as inputs:
+            run.run(*inputs, enable_io_processing=False)
+        return run.errors
+
     def error(self, batches: Sequence[Sequence[Any]], expected: Sequence[Any], left: Left) -> float:
         """Power of the error of all outputs, relative to theirs."""
         noise = Noise()
@@ -146,6 +154,7 @@ class _Run(NodeByNode):
     def __init__(self, simulation: Simulation, left: Left | None) -> None:
         super().__init__(simulation.program)
         self.simulation, self.left = simulation, left
+        self.errors: dict[fx.Node, float] | None = None
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
         if self.left is None:
@@ -158,8 +167,8 @@ class _Run(NodeByNode):
             if grid is None or not isinstance(found, Tensor):
                 return found
             if value.op == "get_attr":
-                return self.simulation.constant((n, index), grid, found)
-            return fake_quantize(found, grid.qparams, grid.spec)
+                return self._noted(value, found, self.simulation.constant((n, index), grid, found))
+            return self._noted(value, found, fake_quantize(found, grid.qparams, grid.spec))
 
         return map_arg((n.args, n.kwargs), read)
 
@@ -168,4 +177,10 @@ class _Run(NodeByNode):
         grid = None if self.left is None else self.simulation.grid_out(n, self.left)
         if grid is None or not isinstance(value, Tensor) or n.op == "get_attr":
             return value
-        return fake_quantize(value, grid.qparams, grid.spec)
+        return self._noted(n, value, fake_quantize(value, grid.qparams, grid.spec))
+
+    def _noted(self, node: fx.Node, value: Tensor, rounded: Tensor) -> Tensor:
+        if self.errors is not None and (power := float(value.double().square().sum())):
+            error = float((rounded.double() - value.double()).square().sum()) / power
+            self.errors[node] = max(error, self.errors.get(node, 0.0))
+        return rounded

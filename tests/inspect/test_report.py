@@ -140,7 +140,7 @@ def test_tables_hold_all_rows_and_the_text_some(report: Report) -> None:
     assert report.comparison is not None
     doubled = replace(report.comparison, layers=report.comparison.layers * 2)
     text = str(replace(report, comparison=doubled))
-    assert f"… and {24 - MAX_ROWS} more: result.report.comparison.worst()" in text
+    assert f"… and {24 - MAX_ROWS} more: result.report.comparison.costliest()" in text
     assert len([line for line in text.splitlines() if line.split()[1:3] == ["linear", "linear"]]) == MAX_ROWS
 
 
