@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from quantc.calibration.state_isolation import Isolation
-from quantc.inspect.costs import costs
+from quantc.inspect.grid_costs import costs
 from quantc.inspect.lockstep import Lockstep, calls_graphs, is_integer
 from quantc.inspect.size import Size, size
 from quantc.ir.batch_inputs import leaves_of
