@@ -140,11 +140,6 @@ WITHOUT = {
     "flows/executorch/exir.py",
 }
 """Modules without a test file of their own; tests of their callers hold them."""
-AWAITED = (
-    *("calibration/observe_again.py", "ir/homogeneity.py", "observe/extremes.py", "passes/equalize.py", "recover/"),
-    "support/seeded_noise.py",
-)
-"""Modules whose tests are awaited: those of `recover` that move channels, and what these share."""
 HOMES = {"support": "engine_support"}
 """Folders of tests that have another name than the package: `tests/support` holds what tests share."""
 
@@ -159,7 +154,7 @@ def test_tests_are_found_by_path() -> None:
     homes = [path.relative_to(ROOT) for path in modules]
     inner = [home.relative_to("quantc") if home.parts[0] == "quantc" else home for home in homes]
     missing = {module.as_posix() for module in inner if not home_of_tests(module).is_file()}
-    assert {module for module in missing if not module.startswith(AWAITED)} == WITHOUT
+    assert missing == WITHOUT
     assert len(missing) <= (1 - MIN_SHARE) * len(inner)
 
 
