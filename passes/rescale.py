@@ -12,7 +12,7 @@ from quantc.recover.scale_search import rescaled
 class Rescale(FittingPass):
     """Choose scales of weights by the error of their layers' outputs, not by that of the weights.
 
-    Ranges from that of the weights down to a quarter of it are tried, for each set of weights that shares a scale, each
+    Ranges from that of the weights down to a quarter of it are searched, for each set of weights that shares a scale, each
     input weighted with its mean square. It takes the Gram matrices that `qc.calibrate(..., collect="recover")` collects.
     """
 

@@ -10,7 +10,7 @@ from quantc.recover.layers import Layer
 
 
 class Round(FittingPass):
-    """Round weights on their grid so that the outputs of their layers change least.
+    """Round weights so that the outputs of their layers change least, and find scales for that.
 
     The program keeps its float weights: the plan has the rounded ones, which `quantize` puts in their place. It takes the
     Gram matrices that `qc.calibrate(..., collect="recover")` collects: weights are fitted to those of the even batches,
@@ -20,8 +20,8 @@ class Round(FittingPass):
     name: ClassVar[str] = "round"
 
     method: Method = "gptq"
-    """Method: "gptq" rounds column by column, where each takes up the errors of those before it, and then
-    polishes single weights; "coordinate" polishes what there is."""
+    """Method: "gptq" searches scales by what errors cost in the end, rounds column by column, where each takes up
+    the errors of those before it, and then polishes single weights; "coordinate" polishes what there is."""
     bias: Literal["kept", "free"] = "free"
     """True if the bias of a layer may take up the mean of the change."""
 
