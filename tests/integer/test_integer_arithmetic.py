@@ -58,10 +58,11 @@ def judged(trial: Trial, random: Random, factor: float = WIDE) -> Judge:
         trial = again if again.verdict.standing is Standing.TAKEN else trial
         has_powers = again is trial
     is_inexact = any(word in trial.rule.name for word in BY_NUMBERS)
-    multipliers = [form for form in MULTIPLIERS if form != "fixed" or not is_inexact]
+    multipliers: list[MultiplierForm] = [form for form in MULTIPLIERS if form != "fixed" or not is_inexact]
+    multiplier: MultiplierForm = random.choice(multipliers) if has_powers else "float64"
     arithmetic = Arithmetic(
         rounding=random.choice(ROUNDINGS),
-        multiplier=random.choice(multipliers) if has_powers else "float64",
+        multiplier=multiplier,
         saturate=random.random() < 0.6,
     )
     judge = Judge.of(trial, arithmetic)
