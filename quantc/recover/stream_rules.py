@@ -170,11 +170,7 @@ def _reduce(stream: Stream, node: fx.Node) -> None:
 def _length(stream: Stream, node: fx.Node) -> None:
     x = argument(node, "self")
     known = _known(stream, x)
-    if (
-        known is None
-        or not _covers_only(stream, node, known, stream.shape(x))
-        or getattr(node, "args", (0, 2))[1:2] in ((1,), (3,))
-    ):
+    if known is None or not _covers_only(stream, node, known, stream.shape(x)):
         stream.refuse(node, "is no function of each vector's length")
 
 
@@ -368,16 +364,29 @@ def _move(stream: Stream, node: fx.Node) -> None:
     x = argument(call, row.operands[0] if row is not None else "self")
     if not isinstance(x, fx.Node):
         return
+    known = _known(stream, x)
     try:
         move = _mover(stream, node, call, x)
-        known = _known(stream, x)
         if known is not None and (moved := known.moved(move, stream.shape(x))) is not None:
             stream.join(node, moved, node)
         if (out := _known(stream, node)) is not None:
-            role = row.operands[0] if row is not None else "self"
-            stream.join(x, out.moved_back(move, stream.shape(x), stream.shape(node)), call, role)
+            known = out.moved_back(move, stream.shape(x), stream.shape(node))
+            stream.join(x, known, call, row.operands[0] if row is not None else "self")
     except KeyError as error:
         stream.refuse(node, f"moves elements to where {error} says")
+    if known is not None and any(known.ids.shape[axis] > 1 for axis in _chosen(call, known.rank)):
+        stream.refuse(node, "chooses components by the data")
+
+
+def _chosen(node: fx.Node, rank: int) -> list[int]:
+    """The axes along which an op picks elements by indices that it is given at run time."""
+    if is_op(node, "index"):
+        given = dict(enumerate(argument(node, "indices")))
+    elif is_op(node, "index_select", "gather"):
+        given = {int(argument(node, "dim")) % rank: argument(node, "index")}
+    else:
+        return []
+    return [axis for axis, index in given.items() if isinstance(index, fx.Node) and index.op != "get_attr"]
 
 
 def _mover(stream: Stream, node: fx.Node, call: fx.Node, x: fx.Node) -> Callable[[Tensor], Tensor]:

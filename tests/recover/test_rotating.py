@@ -146,6 +146,16 @@ def test_what_does_not(what: str) -> None:
     assert refused(found)
 
 
+def test_components_that_the_data_puts_in_order_are_not_rotated() -> None:
+    """One vector in the example: any order of it looks like a move."""
+    tower = Tower(lambda x: x[:, :, (x.sum((0, 1)) * 0).argsort(stable=True)])
+    x = torch.randn(1, 1, 3, dtype=torch.float64)
+    program = captured(tower.double().eval(), x)
+    found = rotate_streams(program, 0, "keep")
+    assert kept(found) == []
+    assert "chooses components by the data" in refused(found)
+
+
 def test_a_result_of_the_program_is_not_rotated() -> None:
     class Both(Tower):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
