@@ -17,6 +17,11 @@ from quantc.calibration.layer_inputs import LayerInput
 from quantc.ir.program import Program
 from quantc.spec.halves import Halves
 
+ENOUGH = 2**17
+"""Numbers of a batch that are taken for moments alone: those of more rows differ by less than those of other batches."""
+FEWEST, MOST = 32, 512
+"""Rows of them."""
+
 
 class Collector:
     """The statistics of one calibration. Those of a batch are held until all of it has been seen, and then added: as rows,
@@ -85,8 +90,10 @@ class Collector:
         self.hold(tap, value.reshape(1, -1, 1).clone() if tap.axis is None else _ends(value, tap.axis))
 
     def _watch_rows(self, rows: LayerInput, taps: list[Tap], value: Any) -> None:
-        has_gram = any(tap.kind.statistics == "gram" for tap in taps)
-        found = rows.rows(value, self._batch, share_of(rows, self.effort) if has_gram else 1.0)
+        kinds = {tap.kind.statistics for tap in taps}
+        share = share_of(rows, self.effort) if "gram" in kinds else 1.0
+        most = min(MOST, max(FEWEST, ENOUGH // (rows.groups * rows.width))) if kinds == {"moments"} else None
+        found = rows.rows(value, self._batch, share, most)
         for tap in taps:
             self.hold(tap, found)
 

@@ -54,13 +54,14 @@ class LayerInput:
         """The key of its statistics."""
         return self.site if self.window is None else f"{self.site} {self.window}"
 
-    def rows(self, x: Tensor, batch: int, share: float = 1.0) -> Tensor:
-        """Rows as float32 `[groups, rows, channels]`. A share below 1 takes those of the smallest hashes, `kept` of them."""
+    def rows(self, x: Tensor, batch: int, share: float = 1.0, most: int | None = None) -> Tensor:
+        """Rows as float32 `[groups, rows, channels]`. A share below 1 takes those of the smallest hashes, `kept` of them; so
+        does a limit, `most`."""
         x = x.detach().float()
         view = x.reshape(-1, self.width) if self.window is None else self.window.patches(x)
         places = view.shape[: view.dim() - self._inner]
         total = math.prod(places)
-        kept = self.kept(total, share)
+        kept = self.kept(total, share) if most is None else min(total, most)
         if kept == total:
             found = view.reshape(total, self.groups, self.width)
         else:

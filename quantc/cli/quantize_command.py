@@ -105,7 +105,15 @@ def quantize(
     specs = tuple(QuantSpec.parse(text) for text in spec or ())
     taken = Taken.parse(inputs, dtype)
     wanted = Wanted(
-        BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value, held_out, taken, recover or False
+        BACKENDS[backend],
+        mode.value,
+        specs,
+        settings,
+        to.value,
+        reduce_range.value,
+        held_out,
+        taken,
+        recover or False,
     )
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
     say = partial(typer.echo, err=True)

@@ -105,7 +105,11 @@ def corrected(layer: Layer) -> Proposal | str:
     """The bias that takes up the mean change of the output."""
     if layer.bias is None:
         return "it has no bias of its own"
-    return Proposal(layer.current, layer.qparams, _shift(layer, layer.current))
+    shift = _shift(layer, layer.current)
+    if layer.bias_step is not None:
+        bias = layer.bias.double().reshape(shift.shape)
+        shift = ((bias + shift) / layer.bias_step).round() * layer.bias_step - bias
+    return Proposal(layer.current, layer.qparams, shift)
 
 
 def _shift(layer: Layer, weight: Tensor) -> Tensor:

@@ -51,6 +51,9 @@ class FittingPass(Pass):
     before: ClassVar[Stage | None] = Stage.QUANTIZED
     preserves: ClassVar[Preserves] = Preserves.EXACTLY
 
+    statistics: ClassVar[str] = "recover"
+    """The statistics that it needs of what layers read, as `qc.calibrate(..., collect=...)` names them."""
+
     reduce_range: RangeReduction = "auto"
     """The `reduce_range` that the program will be converted with: weights are fitted to the scales of that."""
 

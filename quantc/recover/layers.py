@@ -17,7 +17,7 @@ from quantc.calibration.qparams import own_qparams
 from quantc.errors import QuantcError
 from quantc.integer.proof.factors import weight_by_channel
 from quantc.integer.proof.range_reduction import RangeReduction, Reduction
-from quantc.ir.decisions import Quantize
+from quantc.ir.decisions import Derived, Quantize
 from quantc.ir.dialect import argument, position
 from quantc.ir.plan import Group, Source
 from quantc.ir.program import Program
@@ -68,6 +68,8 @@ class Layer:
     """The change of that bias so far, `[groups, outputs]`."""
     reads: tuple[Read, ...]
     objective: Objective
+    bias_step: Tensor | None = None
+    """The step of the accumulator's grid, `[groups, outputs]`; None where the bias stays float."""
 
     @property
     def input(self) -> LayerInput:
@@ -163,6 +165,7 @@ class _Facts:
     own: Mapping[str, QParams]
     """Before ranges are reduced."""
     limits: Mapping[str, PairLimit]
+    of_site: Mapping[Site, Group]
 
     @staticmethod
     def of(program: Program, reduce_range: RangeReduction) -> _Facts:
@@ -177,13 +180,13 @@ class _Facts:
                 limit = PairLimit(product.instructions.pairs, reduction.levels(product.x))
                 known = limits.get(product.other.name)
                 limits[product.other.name] = limit if known is None else known.with_other(limit)
-        names = {site: group.name for group in program.plan.groups for site in group.places}
+        of_site = {site: group for group in program.plan.groups for site in group.places}
         reads: dict[str, list[Read]] = {}
         for found in (*layer_inputs(program), *lookups(program)):
             for node in found.readers:
                 read = _read(places, node, found)
-                reads.setdefault(names.get(read.site, ""), []).append(read)
-        return _Facts(program, places, reads, qparams, own, limits)
+                reads.setdefault(of_site[read.site].name if read.site in of_site else "", []).append(read)
+        return _Facts(program, places, reads, qparams, own, limits, of_site)
 
     def layer(self, group: Group, spec: QuantSpec, name: str) -> Layer | str:
         reads = self.reads.get(group.name, [])
@@ -220,7 +223,17 @@ class _Facts:
             shift,
             tuple(reads),
             Objective.of(seen, shape[0]),
+            self._bias_step(reads, reads[0].input.by_output(weight).shape[:2]),
         )
+
+    def _bias_step(self, reads: list[Read], shape: torch.Size) -> Tensor | None:
+        """The product of the scales of a layer's operands, where its bias is an integer on that grid."""
+        group = self.of_site.get(reads[0].bias) if reads[0].bias is not None and len(reads) == 1 else None
+        if group is None or not isinstance(group.outcome, Derived):
+            return None
+        scales = [self.qparams[self.of_site[site].name].scale.double() for site in group.outcome.sites]
+        step = math.prod(scales[1:], start=scales[0])
+        return step.expand(shape.numel()).reshape(shape)
 
     def _collected(self, reads: list[Read]) -> list[Halves] | None:
         """What was collected of all that layers read, of the kind that tells most."""

@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 
 from quantc import pipelines
 from quantc.annotate.quantizer import Backend, Quantizer, mode_config, quantizer_of
+from quantc.calibration.layer_inputs import layer_inputs
 from quantc.calibration.loop import calibrate
 from quantc.capture.capture_request import AUTO
 from quantc.capture.cast_model import as_dtype
@@ -31,7 +32,8 @@ from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.batch_inputs import Inputs, are_lasting, batch_of, check_batches, select_inputs
 from quantc.ir.plan import Source
 from quantc.ir.program import Program
-from quantc.pipeline.pipeline import Hook, Pipeline, hooks_of
+from quantc.pipeline.pipeline import Hook, Pass, Pipeline, hooks_of
+from quantc.recover.fitting import FittingPass
 from quantc.recover.judging_batches import MOST as JUDGING
 from quantc.recover.judging_batches import judging_on
 from quantc.spec.arithmetic import MultiplierChoice
@@ -45,7 +47,9 @@ from quantc.verbs.recover import recover as fit_weights
 Mode = Literal["static", "dynamic", "weight-only"]
 MODES = ("static", "dynamic", "weight-only")
 Recover = bool | str | Pipeline
-"""True to fit weights; or the passes that do: a pipeline, or its text."""
+"""True to fit weights, False to round to nearest; or the passes that fit: a pipeline, or its text."""
+CHEAP = "correct-bias"
+"""The passes that pay for less than the time of the calibration: means are collected beside ranges."""
 KEPT = 2
 """Number of batches kept for measuring the outcome."""
 
@@ -91,7 +95,7 @@ def quantize(
     allow_empty: bool = False,
     reduce_range: RangeReduction = "auto",
     held_out: int | Iterable[Any] | None = None,
-    recover: Recover = False,
+    recover: Recover | None = False,
     hooks: Sequence[Hook] = (),
 ) -> Result:
     """Quantize a model for a backend: capture, prepare, calibrate, convert.
@@ -112,7 +116,8 @@ def quantize(
 
     `recover` fits weights to what their layers read, as `qc.recover` does: True for all of its passes, or pipeline text.
     It takes batches in every mode, at least two; transforms such as `equalize` see them again, so give them as a list or the
-    like. `hooks` are called around every pass of `prepare` and `convert`.
+    like. With None, biases take up the mean error where the mode calibrates: `correct-bias`, from means alone, for less
+    than the time of the calibration. `hooks` are called around every pass of `prepare` and `convert`.
     """
     _check_mode(mode)
     check_form(to)
@@ -193,7 +198,7 @@ def quantize_program(
     reduce_range: RangeReduction = "auto",
     progress: Style = "auto",
     held_out: int | Iterable[Any] | None = None,
-    recover: Recover = False,
+    recover: Recover | None = False,
     hooks: Sequence[Hook] = (),
 ) -> Result:
     """The steps after capture."""
@@ -210,10 +215,12 @@ def quantize_program(
     calibration, measured, watched = None, _examples(captured), _Watched((), 0)
     measured_on: MeasuredOn = "example inputs" if batches is None and kept is None else "batches"
     is_held_out = True
-    if _waiting(prepared) or recover:
-        watched = _Watched(_check_given(batches, prepared, recover), JUDGING if recover else KEPT)
+    fitting = _fitting(recover, prepared, reduce_range)
+    if _waiting(prepared) or fitting is not None:
+        collected = _collected_for(fitting)
+        watched = _Watched(_check_given(batches, prepared, recover), JUDGING if collected == "recover" else KEPT)
         with steps("calibrate"):
-            calibration = calibrate(prepared, watched, progress=progress, collect="recover" if recover else None)
+            calibration = calibrate(prepared, watched, progress=progress, collect=collected)
         measured, is_held_out = watched.first[:KEPT], False
     elif batches is not None and kept is None:
         measured = list(islice(batches, KEPT))
@@ -221,10 +228,10 @@ def quantize_program(
     if kept is not None:
         measured, is_held_out = sound(kept, captured), True
         far = outside(prepared, measured) if calibration is not None else ()
-    if recover:
+    if fitting is not None:
         with steps("recover"), judging_on(watched.first):
-            passes, again = "auto" if recover is True else recover, batches if is_lasting else None
-            prepared = fit_weights(prepared, passes, batches=again, progress=progress, hooks=hooks)
+            again = batches if is_lasting else None
+            prepared = fit_weights(prepared, fitting, batches=again, progress=progress, hooks=hooks)
     with steps("convert"):
         program = convert(prepared, to, multiplier=multiplier, style=style, reduce_range=reduce_range, hooks=hooks)
     with steps("compare"):
@@ -247,7 +254,7 @@ def quantize_program(
         measured_on=measured_on,
         is_held_out=is_held_out,
         outside=far,
-        recovery=RecoveryReport.of(prepared.log) if recover else None,
+        recovery=RecoveryReport.of(prepared.log) if fitting is not None else None,
     )
     return Result(program, prepared, captured, report)
 
@@ -257,7 +264,33 @@ def _waiting(prepared: Program) -> list[str]:
     return [group.name for group in prepared.plan.groups if group.source is Source.DATA]
 
 
-def _check_given(batches: Iterable[Any] | None, prepared: Program, recover: Recover) -> Iterable[Any]:
+def _fitting(recover: Recover | None, prepared: Program, reduce_range: RangeReduction) -> Pipeline | None:
+    """The passes that fit weights to the scales that `convert` will have; None if none do."""
+    if recover is False or (recover is None and not (_waiting(prepared) and layer_inputs(prepared))):
+        return None
+    if isinstance(recover, Pipeline):
+        found = recover
+    elif recover is True or recover == "auto":
+        found = pipelines.recover()
+    else:
+        found = Pipeline.parse(CHEAP if recover is None else recover)
+    return Pipeline(tuple(_for(step, reduce_range) for step in found))
+
+
+def _for(step: Pass, reduce_range: RangeReduction) -> Pass:
+    is_open = isinstance(step, FittingPass) and "reduce_range" not in step.model_fields_set
+    return step.model_copy(update={"reduce_range": reduce_range}) if is_open else step
+
+
+def _collected_for(fitting: Pipeline | None) -> str | None:
+    """The statistics that passes need: means alone are cheap."""
+    if fitting is None:
+        return None
+    needed = {step.statistics if isinstance(step, FittingPass) else "recover" for step in fitting}
+    return needed.pop() if len(needed) == 1 else "recover"
+
+
+def _check_given(batches: Iterable[Any] | None, prepared: Program, recover: Recover | None) -> Iterable[Any]:
     if batches is not None:
         return batches
     if recover:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.calibration.collect import Collect
+from quantc.calibration.collector import MOST
 from quantc.errors import CalibrationError, DataError
 from quantc.ir.program import Program
 from quantc.observe import Gram, Moments, Reservoir, Statistics
@@ -87,6 +88,15 @@ def test_fewer_rows_for_less_effort() -> None:
     qc.calibrate(program, [torch.cat([each] * 8) for each in data()], collect=Collect(effort=5.0))
     rows = 8 * 2 * 8 * 8
     assert program.plan.collected["gram relu:out0 window 3x3 padding 1x1"].seen == BATCHES * -(-rows * 8 * 5 // 72)
+
+
+def test_moments_alone_take_few_rows() -> None:
+    program = prepared()
+    many = [torch.cat([each] * 40) for each in data(2)]
+    qc.calibrate(program, many, collect="moments")
+    seen = {name: halves.seen for name, halves in program.plan.collected.items()}
+    assert seen["moments relu:out0 window 3x3 padding 1x1"] == 2 * MOST
+    assert seen["moments mean:out0"] == 2 * 80  # all rows there are
 
 
 @pytest.mark.parametrize("shards", [1, 3, 8])

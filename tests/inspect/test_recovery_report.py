@@ -51,6 +51,6 @@ def test_json_has_all_of_it() -> None:
 def test_a_program_tells() -> None:
     better = qc.recover(linear_case().prepared(), progress="silent")
     report = better.recovery()
-    assert [name for name, _ in report.passes] == ["rescale", "round", "correct-bias"]
-    assert all(judgment.site == "linear (0 : Linear)" for _, judgments in report.passes for judgment in judgments)
+    assert [name for name, _ in report.passes[-3:]] == ["rescale", "round", "correct-bias"]
+    assert all(judgment.site == "linear (0 : Linear)" for _, judgments in report.passes[-3:] for judgment in judgments)
     assert report.headline in str(report)

@@ -111,6 +111,18 @@ def test_quantize_fits_where_asked() -> None:
     ]
 
 
+def test_none_corrects_biases_where_the_mode_calibrates() -> None:
+    case = linear_case()
+    model = nn.Sequential(case.layer).eval()
+    found = qc.quantize(model, (case.batches[0],), case.batches, backend="qnnpack", recover=None)
+    assert found.report.recovery is not None
+    assert [name for name, _ in found.report.recovery.passes] == ["correct-bias"]
+    assert [halves.statistics for halves in found.prepared.plan.collected.values()] == ["moments"]
+    assert found.report.recovery.passes[0][1][0].fate == "kept"
+    dynamic = qc.quantize(model, (case.batches[0],), None, backend="x86", mode="dynamic", recover=None)
+    assert dynamic.report.recovery is None
+
+
 def test_quantize_without_data_cannot_fit() -> None:
     def run(batches: list[Tensor] | None) -> None:
         model = nn.Sequential(nn.Linear(4, 4)).eval()
