@@ -126,7 +126,7 @@ max_pool = op(
 )
 average = op(*aten.avg_pool.ops, *aten.adaptive_avg_pool.ops, "mean", args="x")
 image_average = any_of(
-    op(*aten.avg_pool.ops, *aten.adaptive_avg_pool.ops, args="x"), op("mean", args="x")(value("x", rank=(4, 5)))
+    op(*aten.avg_pool.ops, *aten.adaptive_avg_pool.ops, args="x"), op("mean", args="x")(value("x", rank=(1, 2, 4, 5)))
 )
 """A mean of tokens is smaller than the largest of them, and a grid like theirs would round most of it away."""
 

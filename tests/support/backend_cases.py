@@ -351,7 +351,7 @@ MOVES = [
         "adaptive-avg-pool",
     ),
     Case("mean", "mean", beside(lambda x: x.mean((2, 3), keepdim=True)), "average", "average", "mean"),
-    on_servers("mean of rows", "mean", beside_linear(lambda x: x.mean(1)), "average"),
+    Case("mean of rows", "mean", beside_linear(lambda x: x.mean(1)), "average"),
     on_servers("amax", "amax", after_linear(lambda x: x.amax(1)), "extreme"),
     everywhere("cat", "cat", two_branches(lambda a, b: torch.cat([a, b], 1)), "cat"),
     on_servers("stack", "stack", two_branches(lambda a, b: torch.stack([a, b], 1).flatten(1, 2)), "stack"),
