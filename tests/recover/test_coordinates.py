@@ -19,7 +19,7 @@ MOVES: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: x.transpose(-1, -2),
     lambda x: x.flatten(1),
     lambda x: x.reshape(-1, x.shape[-1]),
-    lambda x: x.unflatten(-1, (-1, WIDTH)),
+    lambda x: torch.unflatten(x, -1, (-1, WIDTH)),
     lambda x: x.unsqueeze(1),
     lambda x: x.expand(2, *x.shape),
     lambda x: x.chunk(2, 0)[-1],

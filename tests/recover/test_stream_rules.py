@@ -25,12 +25,14 @@ class One(nn.Module):
         if self.name == "linear":
             return F.linear(x, self.weight)
         if self.name == "matmul":
-            return x @ self.weight
+            product: Tensor = x @ self.weight
+            return product
         if self.name == "batches":
             return x.transpose(0, 2) @ x.transpose(0, 2).transpose(1, 2)
         if self.name == "attention":
             return F.scaled_dot_product_attention(x, x, x)
-        return torch.fft.fft(x).real
+        real: Tensor = torch.fft.fft(x).real
+        return real
 
 
 def carried(name: str, axis: int) -> dict[str, int | None]:
