@@ -53,7 +53,7 @@ def _call(walk: Walk, node: fx.Node) -> None:
     elif len(sets) > 1:
         _product(walk, node)
     else:
-        _proportional(walk, node, row, sets[0])
+        _proportional(walk, node, row, next(iter(sets)))
 
 
 def _options(node: fx.Node) -> str:

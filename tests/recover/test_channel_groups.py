@@ -13,8 +13,8 @@ from quantc.recover.channel_groups import ChannelGroups
 from tests.support.channel_nets import NETS, with_factors
 
 
-def captured(model: nn.Module, x: Tensor, method: str = "export") -> Program:
-    program = qc.capture(model.eval(), (x,), method)  # type: ignore[arg-type]
+def captured(model: nn.Module, x: Tensor, method: str = "fx") -> Program:
+    program = qc.capture(model.eval(), (x,), method, dynamic_shapes=None)  # type: ignore[arg-type]
     return qc.pipelines.inference().run_on_copy(program)
 
 

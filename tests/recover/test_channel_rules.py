@@ -95,7 +95,7 @@ def keeps_its_bits(kinds: list[str], seed: int) -> None:
     torch.testing.assert_close(other(x), program(x), rtol=0, atol=0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.sampled_from(KINDS), max_size=8), st.integers(0, 100))
 def test_random_nets_keep_their_bits(kinds: list[str], seed: int) -> None:
     keeps_its_bits(kinds, seed)
