@@ -43,8 +43,8 @@ CASES: dict[str, tuple[Callable[..., Tensor], str, Steps]] = {
     "mul": (lambda self, x, y: x * y, "mul", lambda x, y, so: x[0] * y[0] * (x[1] * y[1] / so)),
     "mul-broadcast": (lambda self, x, y: x[:1] * y[:, :1], "mul", lambda x, y, so: x[0] * y[0] * (x[1] * y[1] / so)),
     "mul-constant": (lambda self, x, y: x * self.k, "mul", lambda x, y, so: x[0] * y[0] * (x[1] * y[1] / so)),
-    "square-relu": (
-        lambda self, x, y: torch.relu(x * x),
+    "mul-relu": (
+        lambda self, x, y: torch.relu(x * y),
         "mul",
         lambda x, y, so: np.maximum(x[0] * y[0] * (x[1] * y[1] / so), 0),
     ),
