@@ -25,6 +25,8 @@ from quantc.observe.module import behind, observer_nodes
 from quantc.observe.reservoir import row_keys, smallest
 
 CONVOLUTIONS = (Family.CONV, Family.CONV_TRANSPOSE)
+FEW = 128
+"""Rows of a batch that are taken whatever they cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,9 @@ class LayerInput:
         return found.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
     def kept(self, total: int, share: float) -> int:
-        """The number of rows taken of a batch's: a share of them, and no fewer than there are channels, as a Gram of fewer
-        says too little."""
-        return min(total, max(math.ceil(total * share), self.width))
+        """The number of rows taken of a batch's: a share of them, and no fewer than there are channels, up to a limit, as a
+        Gram of fewer says too little."""
+        return min(total, max(math.ceil(total * share), min(self.width, FEW)))
 
     def by_output(self, weight: Tensor) -> Tensor:
         """A weight by groups, `[groups, outputs, inputs]`, as rows meet it."""
