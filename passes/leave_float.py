@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from pydantic import Field
 
+from quantc.annotate.quantizer import Quantizer
 from quantc.calibration.checkpoint import notes_for
 from quantc.calibration.reuse_statistics import use_statistics
 from quantc.config.config import QuantConfig
@@ -87,7 +88,7 @@ def _leave(program: Program, choice: Choice) -> str | None:
     saved = Statistics(dict(before.statistics), notes_for(program, before.batches, None), dict(before.collected))
     trained = {name: found for name, found in before.statistics.items() if isinstance(found, Trained)}
     try:
-        Annotate(backend=before.quantizer, config=_with_floats(before.config, nodes)).run(program)
+        Annotate(backend=cast(Quantizer, before.quantizer), config=_with_floats(before.config, nodes)).run(program)
         Share().run(program)
         use_statistics(program, saved)
     except QuantcError as error:
