@@ -68,11 +68,11 @@ def quantize(
         ),
     ] = None,
     recover: Annotated[
+        bool, typer.Option("--recover", help="Win back accuracy: fit weights to what their layers read.")
+    ] = False,
+    recover_passes: Annotated[
         str | None,
-        typer.Option(
-            help="Fit weights to what their layers read: auto, or the passes, as in rescale,round,correct-bias.",
-            metavar="auto|PASSES",
-        ),
+        typer.Option(help="Do it by these passes, as in rescale,round,correct-bias.", metavar="PASSES"),
     ] = None,
     reduce_range: Annotated[
         Narrowed,
@@ -113,7 +113,7 @@ def quantize(
         reduce_range.value,
         held_out,
         taken,
-        recover or False,
+        recover_passes or recover,
     )
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
     say = partial(typer.echo, err=True)

@@ -4,7 +4,7 @@ the batches that it was not fitted to, output by output where the scales allow."
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -18,6 +18,7 @@ from quantc.ir.program import Program, Stage
 from quantc.observe.trained import Trained
 from quantc.pipeline.base_pass import Outcome, Pass, Preserves
 from quantc.recover.layers import Layer, layers_of
+from quantc.recover.whole_program import Facts, WholeProgram
 from quantc.spec.granularity import as_rows
 from quantc.spec.numerics import QParams
 
@@ -64,8 +65,18 @@ class FittingPass(Pass):
     def run(self, program: Program) -> Outcome:
         if is_done(program, str(self)):
             return Outcome(False, ("it has run, and nothing has changed since",))
+        whole, facts = WholeProgram.of(program, self.reduce_range), Facts.of(program)
         judgments = fit(program, self.propose, self.reduce_range)
+        fault = whole.fault() if whole is not None and any(each.fate == "kept" for each in judgments) else None
+        if fault is not None:
+            facts.restore(program)
+            judgments = undone(judgments, fault)
         return Outcome(any(each.fate == "kept" for each in judgments), tuple(map(str, judgments)), tuple(judgments))
+
+
+def undone(judgments: Sequence[Judgment], reason: str) -> list[Judgment]:
+    """The judgments of a pass that is undone as a whole."""
+    return [replace(each, fate="undone", reason=reason) if each.fate == "kept" else each for each in judgments]
 
 
 def is_done(program: Program, name: str) -> bool:

@@ -62,6 +62,8 @@ class Simulation:
     """The root of the match that claims a node."""
     rounded: dict[Use, Tensor] = field(default_factory=dict)
     """Constants, rounded once for all runs."""
+    fitted: dict[Use, Tensor] = field(default_factory=dict)
+    """Other values of constants that are not rounded."""
     isolation: Isolation = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,9 +105,12 @@ class Simulation:
 
     def _put_fitted(self, places: Places, site: Site, tensor: Tensor) -> None:
         node = places.node(site)
-        grid = self.uses.get((node, site.operand or 0))
-        if grid is not None:
-            self.rounded[node, site.operand or 0] = fake_quantize(tensor, grid.qparams, grid.spec)
+        use = node, site.operand or 0
+        grid = self.uses.get(use)
+        if grid is None:
+            self.fitted[use] = tensor
+        else:
+            self.rounded[use] = fake_quantize(tensor, grid.qparams, grid.spec)
 
     def grid_out(self, node: fx.Node, left: Left) -> Grid | None:
         """The grid on which an op yields its result."""
@@ -164,6 +169,8 @@ class _Run(NodeByNode):
         def read(value: fx.Node) -> Any:
             index, found = next(numbers), self.env[value]
             grid = self.simulation.grid_in(n, index, value, left)
+            if (fitted := self.simulation.fitted.get((n, index))) is not None:
+                return found if self.simulation.match_of.get(n) in left.matches else fitted
             if grid is None or not isinstance(found, Tensor):
                 return found
             if value.op == "get_attr":

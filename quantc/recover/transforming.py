@@ -25,12 +25,13 @@ from quantc.ir.site_index import Places
 from quantc.observe.extremes import Extremes
 from quantc.pipeline.base_pass import Outcome, Pass, Preserves
 from quantc.pipeline.numeric_guard import why_not_guarded
-from quantc.recover.channel_factors import apply, carry, changes, ranges_to_see
+from quantc.recover.channel_factors import Applied, apply, carry, changes, ranges_to_see
 from quantc.recover.channel_groups import ChannelGroup, ChannelGroups
 from quantc.recover.equalizing import best_factors
-from quantc.recover.fitting import is_done
+from quantc.recover.fitting import is_done, undone
 from quantc.recover.float_check import FloatCheck
 from quantc.recover.noise_model import LayerNoise, NoiseModel, TensorNoise, noise_model
+from quantc.recover.whole_program import Facts, WholeProgram
 
 SEE_AGAIN: ContextVar[Callable[[Program, Sequence[str]], str] | None] = ContextVar("SEE_AGAIN", default=None)
 """Observes the ranges of some groups of the plan again, and says so."""
@@ -166,24 +167,31 @@ class _Work:
         return self.known[key]
 
     def _carry_out(self, groups: ChannelGroups, kept: Sequence[ChannelGroup], factors: Tensor) -> None:
-        self._apply_guarded(groups, kept, factors)
+        whole, facts = WholeProgram.of(self.program), Facts.of(self.program)
+        applied = self._apply_guarded(groups, kept, factors)
         names = ranges_to_see(self.program, groups, factors)
         dropped = carry(self.program, groups, factors)
         self.notes += [f"{key} was dropped: only the data would tell it" for key in dropped]
         if names and (see := SEE_AGAIN.get()) is not None:
             self.notes.append(see(self.program, names))
+        fault = None if whole is None else whole.fault()
+        if fault is not None:
+            for each in reversed(applied):
+                each.undo(self.program)
+            facts.restore(self.program)
+            self.judgments = undone(self.judgments, fault)
 
-    def _apply_guarded(self, groups: ChannelGroups, kept: Sequence[ChannelGroup], factors: Tensor) -> None:
+    def _apply_guarded(self, groups: ChannelGroups, kept: Sequence[ChannelGroup], factors: Tensor) -> list[Applied]:
         """Put factors in. If that changes the outputs, group by group, without those that do."""
         if (reason := why_not_guarded(self.program, None)) is not None:
             self.notes.append(f"outputs were not compared: {reason}")
-            apply(self.program, groups, factors)
-            return
+            return [apply(self.program, groups, factors)]
         check = FloatCheck.of(self.program, on_noise=self.asked.bounds == "kept")
         applied = apply(self.program, groups, factors)
         if check.gap() is None:
-            return
+            return [applied]
         applied.undo(self.program)
+        done: list[Applied] = []
         wanted = factors.clone()
         factors.fill_(1.0)
         for group in kept:
@@ -194,9 +202,11 @@ class _Work:
             found = check.gap()
             if found is None:
                 factors[classes] = wanted[classes]
+                done.append(applied)
                 continue
             applied.undo(self.program)
             index = next(i for i, each in enumerate(self.judgments) if each.site == group.site and each.fate == "kept")
             known = self.judgments[index]
             why = f"an output {found}"
             self.judgments[index] = Judgment(group.site, "undone", known.before, known.after, why)
+        return done

@@ -41,6 +41,18 @@ def test_wrong_usage_is_exit_code_2() -> None:
     assert quantc("quantize", "cli_models:plain", "--mode", "dynamical").exit_code == 2
 
 
+def test_recovery_is_a_flag_or_passes() -> None:
+    given = ("quantize", "cli_models:plain", "--data", "cli_models:batches", "--json")
+    plain, every, some = (
+        json.loads(succeed(*given, *more))
+        for more in ((), ("--recover", "--reduce-range", "no"), ("--recover-passes", "correct-bias"))
+    )
+    assert plain["recovery"] is None
+    assert [each["pass"] for each in every["recovery"]][-2:] == ["round", "correct-bias"]
+    assert [each["pass"] for each in some["recovery"]] == ["correct-bias"]
+    assert any(site["fate"] == "kept" for each in every["recovery"] for site in each["sites"])
+
+
 @pytest.mark.slow
 def test_a_process_of_its_own_keeps_stdout_clean() -> None:
     done = subprocess.run(

@@ -41,6 +41,10 @@ def plain():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), (torch.ones(2, 4),)
 
+def batches():
+    torch.manual_seed(1)
+    return [torch.randn(32, 4) for _ in range(4)]
+
 def model():
     return Net().eval()
 
