@@ -48,7 +48,7 @@ def test_recovery_is_a_flag_or_passes() -> None:
         for more in ((), ("--recover", "--reduce-range", "no"), ("--recover-passes", "correct-bias"))
     )
     assert plain["recovery"] is None
-    assert [each["pass"] for each in every["recovery"]][-2:] == ["round", "correct-bias"]
+    assert [each["pass"].partition("{")[0] for each in every["recovery"]][-2:] == ["round", "correct-bias"]
     assert [each["pass"] for each in some["recovery"]] == ["correct-bias"]
     assert any(site["fate"] == "kept" for each in every["recovery"] for site in each["sites"])
 
