@@ -16,7 +16,7 @@ from quantc.recover.fitting import Proposal
 from quantc.recover.judging_batches import judging_on
 from quantc.recover.layers import Layer
 from quantc.recover.whole_program import WholeProgram
-from tests.passes.test_smooth import Gate, batches, loud
+from tests.support.loud_channels import Gate, batches, loud
 from tests.support.streams import HIDDEN
 
 
