@@ -80,6 +80,10 @@ def only_where_named(timing: Timing) -> str:
     return f"it is {timing} only where the config names the op, the node or the layer: it costs more than it gains"
 
 
+UNNAMED = frozenset(map(only_where_named, Timing))
+"""Reasons of rules that the config would have to name the op for."""
+
+
 def _is_named(setting: Setting, node: fx.Node) -> bool:
     """True if a config rule names an op itself, or the layer whose weight it reads."""
     has_weight = any(value.op == "get_attr" for value in node.all_input_nodes)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from quantc.annotate.annotator import QUANTIZABLE, Annotator
+from quantc.annotate.config_requests import UNNAMED
 from quantc.annotate.match_operands import slots_of
 from quantc.annotate.quantizer import PASS, Backend, Quantizer, Quantizers, TableQuantizer
 from quantc.annotate.table_annotation import TableAnnotation
@@ -94,9 +95,17 @@ class Trial:
         return explain_among(self.matches, node)
 
 
-def _nearness(refusal: Refusal) -> tuple[int, bool, int]:
-    """Progress of a rule; of two, one that a condition refused is ahead: its pattern fits."""
-    return refusal.progress, isinstance(refusal.cause, Condition), refusal.progress - refusal.rule.compiled.required
+def _nearness(refusal: Refusal) -> tuple[int, int, int]:
+    """Progress of a rule; of two, the one that is rather for the op."""
+    return refusal.progress, _fitness(refusal), refusal.progress - refusal.rule.compiled.required
+
+
+def _fitness(refusal: Refusal) -> int:
+    """0 where the pattern does not fit, 1 where the config would have to name the op; 2 where a condition refuses it, or
+    the tensors as they are: another dtype, no known type, or writes in place."""
+    if refusal.reason in UNNAMED:
+        return 1
+    return 2 if isinstance(refusal.cause, Condition | WrongType | UnknownType | WrittenTo) else 0
 
 
 @dataclass(eq=False)
