@@ -85,7 +85,9 @@ def _leave(program: Program, choice: Choice) -> str | None:
     """Annotate anew, with the ops left float; the statistics stay. The reason, and the old plan, where that fails."""
     before = program.plan
     nodes = {node.name: BY for each in choice.left for node in each.nodes}
-    saved = Statistics(dict(before.statistics), notes_for(program, before.batches, None), dict(before.collected))
+    notes = notes_for(program, before.batches, None)
+    observed = {name: found for name, found in before.statistics.items() if name in notes["groups"]}
+    saved = Statistics(observed, notes, dict(before.collected))
     trained = {name: found for name, found in before.statistics.items() if isinstance(found, Trained)}
     try:
         Annotate(backend=cast(Quantizer, before.quantizer), config=_with_floats(before.config, nodes)).run(program)

@@ -15,6 +15,9 @@ from typing import Any
 from torch import fx
 
 from quantc.calibration.observed_tensors import same_elements
+from quantc.config.resolve import resolve
+from quantc.config.selectors import ByAll
+from quantc.ir.decisions import Float
 from quantc.ir.judgment import Judgment
 from quantc.ir.mac_count import example_sizes, products
 from quantc.ir.plan import Part
@@ -82,8 +85,9 @@ class Choice:
 
 
 def candidates(program: Program, macs: float) -> list[Candidate]:
-    """The matches that are no large part of the multiply-adds, and whose results were observed one by one."""
-    shared = _shared(program)
+    """The matches that are no large part of the multiply-adds, whose results were observed one by one, and which no rule
+    of the config asks for."""
+    kept = _shared(program) | _asked_for(program)
     members: dict[str, list[fx.Node]] = {}
     for node, claim in program.plan.claims.rows.items():
         if claim.part is Part.QUANTIZED and claim.timing is Timing.STATIC and node.graph is program.graph:
@@ -95,7 +99,7 @@ def candidates(program: Program, macs: float) -> list[Candidate]:
     found = [
         Candidate(root, tuple(nodes), work[root][1] / every_element, work[root][0] / every_mac)
         for root, nodes in members.items()
-        if shared.isdisjoint(nodes)
+        if kept.isdisjoint(nodes)
     ]
     return [each for each in found if each.macs <= macs]
 
@@ -109,6 +113,17 @@ def _shared(program: Program) -> set[fx.Node]:
         if len({same_elements(node) for node in nodes}) > 1:
             found.update(nodes)
     return found
+
+
+def _asked_for(program: Program) -> set[fx.Node]:
+    """Nodes that a rule of the config quantizes; one for everything asks for none in particular."""
+    config = program.plan.config
+    if config is None:
+        return set()
+    found = resolve(config.rules, program, must_match=False)
+    said = [(node, setting) for node, roles in found.nodes.items() for setting in roles.values()]
+    said += [(consumer, setting) for (_, consumer), setting in found.edges.items()]
+    return {node for node, one in said if not isinstance(one.use, Float) and not isinstance(one.rule.select, ByAll)}
 
 
 def _work(nodes: Sequence[fx.Node], sizes: Mapping[str, int]) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -68,3 +69,35 @@ def test_state_is_restored_and_earlier_passes_are_kept() -> None:
     assert {site.node for site in better.plan.fitted} <= quantized
     errors = [qc.compare(program, qc.convert(each), batches).sqnr for each in (program, better)]
     assert errors[1] >= errors[0]
+
+
+@pytest.mark.parametrize("first", ["correct-bias", "rescale"])
+def test_it_runs_after_passes_that_fit(first: str) -> None:
+    case = NETS[NAME]()
+    program = qc.prepare(qc.capture(case.model, (case.batches[0],)), "qnnpack")
+    qc.calibrate(program, case.batches[:2], collect="recover")
+    plain, better = (
+        qc.recover(program, text, batches=case.batches[:2], progress="silent")
+        for text in (first, f"{first},leave-float")
+    )
+    assert better.log[-1].changed, better.log[-1].notes
+    errors = [qc.compare(program, qc.convert(each), case.held_out).sqnr for each in (plain, better)]
+    assert errors[1] > errors[0] + 3
+
+
+def test_what_the_config_asks_for_is_no_candidate() -> None:
+    case = NETS[NAME]()
+    captured = qc.capture(case.model, (case.batches[0],))
+
+    def left(config: qc.QuantConfig) -> set[str]:
+        program = qc.prepare(captured, "qnnpack", config=config)
+        qc.calibrate(program, case.batches[:2])
+        better = qc.recover(program, "leave-float", batches=case.batches[:2], progress="silent")
+        return {row.node for row in better.coverage().rows_for(Verdict.FLOAT) if "leave-float" in row.reason}
+
+    assert "add" in left(qc.QuantConfig())
+    assert "add" in left(qc.QuantConfig().set_all(qc.UINT8))
+    for config in (qc.QuantConfig().set_node("add", qc.UINT8), qc.QuantConfig().set_op("add", qc.UINT8)):
+        found = left(config)
+        assert "add" not in found
+        assert found
