@@ -113,7 +113,7 @@ def quantize(
         reduce_range.value,
         held_out,
         taken,
-        recover_passes or recover,
+        recover if recover_passes is None else recover_passes,
     )
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
     say = partial(typer.echo, err=True)

@@ -219,7 +219,13 @@ class Report:
         found = () if self.comparison is None else findings(self.comparison, self._measured_data)
         slower = () if self.speed is None else self.speed.warnings
         far = (each.told(self._measured_data) for each in self.outside)
-        return (*far, *found, *self.coverage.warnings, *slower)
+        return (*far, *found, *self._unjudged, *self.coverage.warnings, *slower)
+
+    @property
+    def _unjudged(self) -> tuple[str, ...]:
+        if self.recovery is None or self.calibration is None or self.calibration.batches > 1:
+            return ()
+        return ("there was one batch, so nothing that was to win back accuracy could be judged: give two at least",)
 
     def show(self, screen: Screen, extra: Mapping[str, str] | None = None) -> None:
         """Print it, with `extra` lines at the top."""

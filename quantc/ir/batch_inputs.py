@@ -149,7 +149,7 @@ def _line(signature: Signature, batch: Any) -> str:
         return ""
     said = repr(keys[0]) if len(keys) == 1 else repr(tuple(keys))
     return (
-        f"say what the model takes of each batch: qc.calibrate(prepared, batches, inputs={said}), and so in qc.quantize; "
+        f"say what the model takes of each batch: qc.calibrate(prepared, batches, inputs={said}), and so in qc.quantize and qc.recover; "
         f"on the command line --inputs {','.join(map(str, keys))}"
     )
 

@@ -22,7 +22,7 @@ from quantc.calibration.loop import calibrate
 from quantc.capture.capture_request import AUTO
 from quantc.capture.cast_model import as_dtype
 from quantc.config.config import QuantConfig
-from quantc.errors import CalibrationError, InputError, ModeError, UnknownNameError, suggest
+from quantc.errors import CalibrationError, InputError, ModeError, PipelineError, UnknownNameError, suggest
 from quantc.inspect.comparison import Comparison
 from quantc.inspect.held_out import Outside, outside, sound, split_held_out
 from quantc.inspect.recovery_report import RecoveryReport
@@ -273,7 +273,13 @@ def _fitting(recover: Recover | None, prepared: Program, reduce_range: RangeRedu
     elif recover is True or recover == "auto":
         found = pipelines.recover()
     else:
-        found = Pipeline.parse(CHEAP if recover is None else recover)
+        found = Pipeline.of(CHEAP if recover is None else recover)
+        if not len(found):
+            raise PipelineError(
+                "no passes are named to win back accuracy with",
+                where=f"recover={recover!r}",
+                advice="name some, as in rescale,round,correct-bias; or leave them out for all that there are",
+            )
     return Pipeline(tuple(_for(step, reduce_range) for step in found))
 
 

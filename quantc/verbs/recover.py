@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from quantc import pipelines
 from quantc.calibration.observe_again import observe_again
 from quantc.errors import CalibrationError, PipelineError
-from quantc.ir.batch_inputs import Inputs, are_lasting, check_batches, select_inputs
+from quantc.ir.batch_inputs import Inputs, are_lasting, check_batches, leaves_of, select_inputs
 from quantc.ir.program import Program, Stage, check_has_plan, check_program
 from quantc.passes.leave_float import LeaveFloat
 from quantc.pipeline.pipeline import Hook, Pipeline, hooks_of
 from quantc.recover.fitting import TELL
-from quantc.recover.judging_batches import BATCHES, judging_on
+from quantc.recover.judging_batches import BATCHES, MOST, judging_on
 from quantc.recover.transforming import SEE_AGAIN
 from quantc.support.progress import Style, Told, show_progress
 from quantc.verbs.prepare import check_stage
@@ -49,7 +50,7 @@ def recover(
             where=f"its stage is {prepared.stage.label}",
             advice='call qc.prepare and qc.calibrate(prepared, batches, collect="recover") first',
         )
-    check_stage(prepared, Stage.QUANTIZED, "fitted")
+    check_stage(prepared, Stage.QUANTIZED, "converted")
     check_has_plan(prepared, "recover")
     if prepared.is_live:
         raise CalibrationError(
@@ -65,8 +66,8 @@ def recover(
             advice='collect it: qc.calibrate(prepared, batches, collect="recover")',
         )
     better = prepared.draft()
-    judging = BATCHES.get() if batches is None else select_inputs(batches, inputs, prepared)
     see = None if batches is None else _seeing(prepared, batches, inputs)
+    judging = BATCHES.get() if batches is None else _judging(prepared, batches, inputs)
     with show_progress(f"fitting {prepared.name}", progress, unit="layers") as told, judging_on(judging):
         token, seeing = TELL.set(_Counter(told)), SEE_AGAIN.set(see)
         try:
@@ -88,6 +89,14 @@ def _seeing(
             advice="give them as a list, or anything that can be iterated again",
         )
     return lambda program, names: observe_again(program, select_inputs(batches, inputs, prepared), names)
+
+
+def _judging(prepared: Program, batches: Iterable[Any], inputs: Inputs | None) -> list[Any]:
+    """The batches to run the whole program on. InputError before any pass if one does not fit."""
+    found = list(islice(select_inputs(batches, inputs, prepared), MOST))
+    for index, batch in enumerate(found):
+        leaves_of(prepared, batch, index)
+    return found
 
 
 class _Counter:

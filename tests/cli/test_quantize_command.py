@@ -51,6 +51,9 @@ def test_recovery_is_a_flag_or_passes() -> None:
     assert [each["pass"].partition("{")[0] for each in every["recovery"]][-2:] == ["round", "correct-bias"]
     assert [each["pass"] for each in some["recovery"]] == ["correct-bias"]
     assert any(site["fate"] == "kept" for each in every["recovery"] for site in each["sites"])
+    none = quantc(*given, "--recover-passes", "")
+    assert none.exit_code == 1
+    assert "no passes are named" in none.stderr
 
 
 @pytest.mark.slow

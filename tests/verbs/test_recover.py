@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.errors import CalibrationError, PipelineError
+from quantc.errors import CalibrationError, InputError, PipelineError
 from quantc.ir.program import Program
 from quantc.text.digests import constants
 from tests.support.recovery import linear_case
@@ -78,8 +78,11 @@ def test_what_it_refuses() -> None:
     ready = case.prepared()
     with pytest.raises(PipelineError, match="eliminate-dead is no pass that fits or transforms weights"):
         qc.recover(ready, "round,eliminate-dead")
-    with pytest.raises(qc.QuantcError, match="fitted"):
+    with pytest.raises(qc.QuantcError, match="is already converted"):
         qc.recover(qc.convert(ready))
+    for batches in ([(case.batches[0], torch.zeros(1))] * 2, [case.batches[0], (case.batches[0], torch.zeros(1))]):
+        with pytest.raises(InputError, match="inputs=0"):
+            qc.recover(ready, batches=batches, progress="silent")
     with pytest.raises(qc.QuantcError):
         qc.recover(nn.Linear(2, 2))  # type: ignore[arg-type]
 
@@ -109,6 +112,28 @@ def test_quantize_fits_where_asked() -> None:
         "convert",
         "compare",
     ]
+
+
+def test_quantize_refuses_passes_that_are_none() -> None:
+    case = linear_case()
+    model = nn.Sequential(case.layer).eval()
+    for recover, message in ((["round"], "is no pipeline"), ("", "no passes are named")):
+        with pytest.raises(PipelineError, match=message):
+            qc.quantize(model, (case.batches[0],), case.batches, recover=recover)  # type: ignore[arg-type]
+
+
+def test_one_batch_is_a_warning_as_nothing_can_be_judged() -> None:
+    case = linear_case()
+    model = nn.Sequential(case.layer).eval()
+
+    def warned(count: int, recover: bool) -> bool:
+        found = qc.quantize(model, (case.batches[0],), case.batches[:count], recover=recover)
+        return any("there was one batch" in text for text in found.report.warnings)
+
+    assert not warned(2, recover=True)
+    assert not warned(1, recover=False)
+    with pytest.warns(UserWarning, match="there was one batch"):
+        assert warned(1, recover=True)
 
 
 def test_none_corrects_biases_where_the_mode_calibrates() -> None:
