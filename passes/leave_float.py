@@ -100,6 +100,7 @@ def _leave(program: Program, choice: Choice) -> str | None:
     names = {group.name for group in plan.groups}
     plan.statistics |= {name: found for name, found in trained.items() if name in names}
     plan.fitted = {site: found for site, found in before.fitted.items() if site.graph or site.node not in nodes}
+    plan.fitted_to = {site: found for site, found in before.fitted_to.items() if site in plan.fitted}
     return None
 
 

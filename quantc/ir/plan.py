@@ -132,6 +132,8 @@ class Plan:
     fitted: dict[Site, Tensor] = field(default_factory=dict)
     """By operand site: the float values that a constant takes when the plan is carried out, fitted to the data by
     `qc.recover`. The program keeps its own, and so computes what the model does."""
+    fitted_to: dict[Site, str] = field(default_factory=dict)
+    """By operand site: the digest of the constant that `fitted` holds for. None in files from before it was written."""
     qparams: dict[str, QParams] = field(default_factory=dict)
     """By group name, once `quantize` has run."""
     instruction_sets: dict[str, str] = field(default_factory=dict)
@@ -176,6 +178,7 @@ class Plan:
             self.batches,
             dict(self.collected),
             dict(self.fitted),
+            dict(self.fitted_to),
             dict(self.qparams),
             dict(self.instruction_sets),
             dict(self.arithmetic),

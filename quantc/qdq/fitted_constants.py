@@ -6,17 +6,21 @@ from dataclasses import replace
 
 from torch import Tensor, fx, nn
 
+from quantc.errors import CalibrationError
 from quantc.ir.program import Program
 from quantc.ir.site_index import Places, rewire
 from quantc.ir.sites import Site
+from quantc.observe.module import behind, observer_nodes
+from quantc.text.digests import digest
 
 
 def put_fitted(program: Program) -> int:
     """Give constants the values that `plan.fitted` has for their readers, and clear it. Readers that it does not name keep
-    the float ones. Returns the number of operands."""
+    the float ones. Returns the number of operands. CalibrationError if a constant has changed since."""
     fitted = program.plan.fitted
     if not fitted:
         return 0
+    check_fitted(program)
     places = Places(program)
     wanted: dict[fx.Node, dict[int, Tensor]] = {}
     for site, values in fitted.items():
@@ -32,8 +36,25 @@ def put_fitted(program: Program) -> int:
             own = [read for read, each in zip(reads, found, strict=True) if id(each) == key]
             if tensor is not None:
                 _split(program, places, value, own, tensor)
-    program.plan.fitted = {}
+    program.plan.fitted, program.plan.fitted_to = {}, {}
     return len(fitted)
+
+
+def check_fitted(program: Program) -> None:
+    """CalibrationError if a constant is no longer what `plan.fitted` was fitted to."""
+    if not program.plan.fitted_to:
+        return
+    places, observers = Places(program), observer_nodes(program)
+    for site, known in program.plan.fitted_to.items():
+        tensor = program.tensor(behind(places.value(site), observers))
+        found = None if tensor is None else digest(tensor)
+        if found is not None and found != known:
+            raise CalibrationError(
+                f"the constant that {site} reads has changed since qc.recover fitted values to it",
+                where=f"{program.name}, {site}",
+                advice="give the new weights to the program that qc.recover took, calibrate that with "
+                'collect="recover", and call qc.recover again',
+            )
 
 
 def _is_alone(program: Program, value: fx.Node) -> bool:

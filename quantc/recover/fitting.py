@@ -15,12 +15,16 @@ from torch import Tensor
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.judgment import Judgment
 from quantc.ir.program import Program, Stage
+from quantc.ir.site_index import Places
+from quantc.ir.sites import Site
+from quantc.observe.module import behind, observer_nodes
 from quantc.observe.trained import Trained
 from quantc.pipeline.base_pass import Outcome, Pass, Preserves
 from quantc.recover.layers import Layer, layers_of
 from quantc.recover.whole_program import Facts, WholeProgram
 from quantc.spec.granularity import as_rows
 from quantc.spec.numerics import QParams
+from quantc.text.digests import digest
 
 Propose = Callable[[Layer], "Proposal | str"]
 """A proposal, or the reason why there is none."""
@@ -201,7 +205,16 @@ def _put(program: Program, layer: Layer, kept: Proposal) -> None:
     plan = program.plan
     plan.statistics[layer.group.name] = Trained(layer.spec.granularity, kept.qparams)
     for read in layer.reads:
-        plan.fitted[read.site] = kept.weight
+        _note_fitted(program, read.site, kept.weight)
     site = layer.reads[0].bias
     if kept.shift is not None and layer.bias is not None and site is not None:
-        plan.fitted[site] = (layer.bias.double() + kept.shift.reshape(layer.bias.shape)).to(layer.bias.dtype)
+        bias = (layer.bias.double() + kept.shift.reshape(layer.bias.shape)).to(layer.bias.dtype)
+        _note_fitted(program, site, bias)
+
+
+def _note_fitted(program: Program, site: Site, values: Tensor) -> None:
+    """Fitted values, with the digest of the constant that they were fitted to."""
+    own = program.tensor(behind(Places(program).value(site), observer_nodes(program)))
+    program.plan.fitted[site] = values
+    if own is not None and (found := digest(own)) is not None:
+        program.plan.fitted_to[site] = found

@@ -60,15 +60,17 @@ class Facts:
     statistics: dict[str, Observation]
     collected: dict[str, Halves]
     fitted: dict[Site, Tensor]
+    fitted_to: dict[Site, str]
 
     @staticmethod
     def of(program: Program) -> Facts:
         plan = program.plan
-        return Facts(dict(plan.statistics), dict(plan.collected), dict(plan.fitted))
+        return Facts(dict(plan.statistics), dict(plan.collected), dict(plan.fitted), dict(plan.fitted_to))
 
     def restore(self, program: Program) -> None:
         plan = program.plan
-        plan.statistics, plan.collected, plan.fitted = self.statistics, self.collected, self.fitted
+        plan.statistics, plan.collected = self.statistics, self.collected
+        plan.fitted, plan.fitted_to = self.fitted, self.fitted_to
         show_observers(program)
 
 

@@ -75,6 +75,7 @@ class _PlanReader:
             "arithmetic": {},
             "groups": [],
             "fitted": [],
+            "fitted_to": {},
             "qparams": [],
         }
 
@@ -93,8 +94,8 @@ class _PlanReader:
             "group": self._group,
             "observer": self._observer,
             "statistics": self._statistics,
-            "fitted": lambda row: self._listed(row, "fitted", FITTED),
-            "qparams": lambda row: self._listed(row, "qparams", QPARAMS),
+            "fitted": self._fitted,
+            "qparams": self._qparams,
         }
         read = readers.get(keyword.text)
         if read is None:
@@ -228,9 +229,18 @@ class _PlanReader:
         tensors = self._tensors(reader, f"statistics/{name}")
         self.document["statistics"][name] = {"statistics": kind, **facts, "tensors": tensors}
 
-    def _listed(self, reader: Reader, field: str, wanted: tuple[str, ...]) -> None:
-        """A line of tensors alone."""
-        name = self._key(reader, field)
+    def _fitted(self, reader: Reader) -> None:
+        name = self._key(reader, "fitted")
+        self.places[f"fitted_to.{name}"] = self.places[f"fitted.{name}"]
+        if (facts := self._facts(reader, "to")) != {}:
+            self.document["fitted_to"][name] = facts["to"]
+        self._tensors_alone(reader, "fitted", name, FITTED)
+
+    def _qparams(self, reader: Reader) -> None:
+        self._tensors_alone(reader, "qparams", self._key(reader, "qparams"), QPARAMS)
+
+    def _tensors_alone(self, reader: Reader, field: str, name: str, wanted: tuple[str, ...]) -> None:
+        """The rest of a line, of tensors alone."""
         at = reader.peek().start
         if sorted(self._tensors(reader, f"{field}/{name}")) != sorted(wanted):
             reader.fail(f"{field} are {' and '.join(wanted)}", at=at)

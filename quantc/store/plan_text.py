@@ -13,7 +13,7 @@
       group "conv2d:in0" = quantize("UINT8") {source="data", values=["x:out0"], places=["conv2d:in0"]}
       observer "observer_0" = "conv2d:in0" {where="conv2d", enabled=True}
       statistics "conv2d:in0" = "minmax" {share={"kind": "per-tensor"}, values={"seen": 64}} low : f32[] = -1.0
-      fitted "conv2d:in1" value : f32[8, 3, 3, 3] #9f2c01ab
+      fitted "conv2d:in1" {to="51d7e0a4"} value : f32[8, 3, 3, 3] #9f2c01ab
       qparams "conv2d:in0" scale : f32[] = 0.0235, zero_point : i64[] = 128
 
 Nodes and sites are written by name, as in files. An outcome is one of `quantize(spec)`, `fixed(spec, scale, zero_point)`,
@@ -108,7 +108,9 @@ def _lines(program: Program) -> Iterator[str]:
         facts = _attributes(share=record.share.model_dump(mode="json"), values=record.values)
         parts = described(f"statistics/{name}", record.tensors)
         yield f"statistics {quote(name)} = {quote(record.statistics)}{facts}{parts}"
-    yield from (f"fitted {quote(site)}{described(f'fitted/{site}', FITTED)}" for site in data.fitted)
+    for site in data.fitted:
+        to = _attributes(to=data.fitted_to[site]) if site in data.fitted_to else ""
+        yield f"fitted {quote(site)}{to}{described(f'fitted/{site}', FITTED)}"
     yield from (f"qparams {quote(name)}{described(f'qparams/{name}', QPARAMS)}" for name in data.qparams)
 
 

@@ -30,6 +30,7 @@ from quantc.spec.formats import Timing
 from quantc.spec.instruction_sets import INSTRUCTION_SETS
 from quantc.spec.numerics import QParams
 from quantc.store.file_versions import ADVICE
+from quantc.text.digests import is_digest
 
 _SITE = re.compile(r"(?:(?P<graph>.+)/)?(?P<node>[^/:]+):(?P<place>out|in)(?P<index>\d{1,9})", re.ASCII)
 
@@ -61,7 +62,7 @@ class QuantizerData(_Data):
     backends: list[str]
 
 
-ADDED = ("arithmetic", "collected", "fitted", "made_for")
+ADDED = ("arithmetic", "collected", "fitted", "fitted_to", "made_for")
 """Fields that came later, and are written where they say something."""
 
 
@@ -86,6 +87,8 @@ class PlanData(_Data):
     collected: dict[str, HalvesRecord] = {}
     fitted: list[str] = []
     """Sites; their tensors are stored under `fitted/<site>/value`."""
+    fitted_to: dict[str, str] = {}
+    """By site: the digest of the constant that it was fitted to."""
 
     @model_serializer(mode="wrap")
     def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -162,6 +165,7 @@ def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TakesTensors) -
         arithmetic=plan.arithmetic,
         collected=collected,
         fitted=[str(site) for site in plan.fitted],
+        fitted_to={str(site): found for site, found in plan.fitted_to.items()},
     )
 
 
@@ -238,6 +242,10 @@ def plan_of(
             plan.collected[name] = halves.restore(own, f"plan.collected.{name}")
     for text in dict.fromkeys(data.fitted):
         plan.fitted[site_of(text, "fitted")] = _fitted(text, tensors)
+    for text, found in data.fitted_to.items():
+        if text not in data.fitted or not is_digest(found):
+            raise _refusal("it is no digest of what a fitted tensor was fitted to", f"fitted_to.{text[:60]}")
+        plan.fitted_to[site_of(text, "fitted_to")] = found
     for name in dict.fromkeys(data.qparams):
         plan.qparams[name] = _qparams(name, tensors)
     return plan, notes

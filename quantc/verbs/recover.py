@@ -13,6 +13,7 @@ from quantc.ir.batch_inputs import Inputs, are_lasting, check_batches, leaves_of
 from quantc.ir.program import Program, Stage, check_has_plan, check_program
 from quantc.passes.leave_float import LeaveFloat
 from quantc.pipeline.pipeline import Hook, Pipeline, hooks_of
+from quantc.qdq.fitted_constants import check_fitted
 from quantc.recover.fitting import TELL
 from quantc.recover.judging_batches import BATCHES, MOST, judging_on
 from quantc.recover.transforming import SEE_AGAIN
@@ -58,6 +59,7 @@ def recover(
             where="qat=True",
             advice="train it, or prepare without qat=True",
         )
+    check_fitted(prepared)
     pipeline = _pipeline(passes)
     if not prepared.plan.collected and not all(isinstance(each, LeaveFloat) for each in pipeline):
         raise CalibrationError(

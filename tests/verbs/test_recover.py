@@ -155,3 +155,41 @@ def test_quantize_without_data_cannot_fit() -> None:
 
     with pytest.raises(CalibrationError, match="weights are fitted to what their layers read"):
         run(None)
+
+
+@pytest.mark.parametrize("form", ["as it is", "file", "text"])
+def test_new_weights_are_not_taken_for_those_that_values_were_fitted_to(tmp_path: Path, form: str) -> None:
+    """In place, by a state dict, or through a file: fitted values of other weights would replace them without a word."""
+    better = qc.recover(linear_case().prepared(), progress="silent")
+    if form == "file":
+        better.save(tmp_path / "fitted.qc")
+        loaded = qc.load(tmp_path / "fitted.qc")
+        assert isinstance(loaded, Program)
+        better = loaded
+    elif form == "text":
+        better = qc.parse(better.dump("text"), constants(better))
+    old = {name: tensor.clone() for name, tensor in better.state_dict().items()}
+    better.load_state_dict({name: -tensor for name, tensor in old.items()})
+    for act in (qc.convert, qc.recover):
+        with pytest.raises(CalibrationError, match=r"linear:in1 reads has changed since qc.recover") as caught:
+            act(better)
+        assert "call qc.recover again" in str(caught.value)
+    better.load_state_dict(old)
+    qc.convert(better)
+    with torch.no_grad():
+        next(iter(better.root.parameters())).view(-1)[0] += 1
+    with pytest.raises(CalibrationError, match="has changed since"):
+        qc.convert(better)
+
+
+def test_the_text_says_what_values_were_fitted_to() -> None:
+    better = qc.recover(linear_case().prepared(), progress="silent")
+    text, known = better.dump("text"), next(iter(better.plan.fitted_to.values()))
+    part = f' {{to="{known}"}}'
+    assert part in text
+    for wrong in (' {to="no digest"}', " {to=3}", ' {of="01234567"}'):
+        with pytest.raises(qc.QuantcError):
+            qc.parse(text.replace(part, wrong), constants(better))
+    older = qc.parse(text.replace(part, ""), constants(better))
+    assert len(older.plan.fitted_to) < len(better.plan.fitted_to)
+    assert converted_bits(older) == converted_bits(better)
