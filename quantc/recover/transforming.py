@@ -7,6 +7,7 @@ numbers, is undone. Statistics go along where they can; ranges that the data mus
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from torch import Tensor, fx
 
 from quantc.calibration.collect import channels_of, key_of
 from quantc.calibration.layer_inputs import layer_inputs
+from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.homogeneity import upper_bound
 from quantc.ir.judgment import Judgment
 from quantc.ir.program import Program, Stage
@@ -35,6 +37,7 @@ from quantc.recover.whole_program import Facts, WholeProgram
 
 SEE_AGAIN: ContextVar[Callable[[Program, Sequence[str]], str] | None] = ContextVar("SEE_AGAIN", default=None)
 """Observes the ranges of some groups of the plan again, and says so."""
+NOT_COUNTED = "its rounding adds no noise that can be counted"
 LEAST_GAIN = 0.01
 """The share of the noise that factors must take away to be kept."""
 
@@ -54,6 +57,9 @@ class TransformPass(Pass):
     """Whether factors may cross an op with an upper bound, such as relu6: not at all, or for channels that calibration never
     saw reach it. Then outputs change on data with larger values, as they do where ranges clip; on noise they are not
     compared."""
+
+    reduce_range: RangeReduction = "auto"
+    """The `reduce_range` that the program will be converted with."""
 
     @abstractmethod
     def concerns(self, program: Program, group: ChannelGroup) -> bool:
@@ -156,7 +162,8 @@ class _Work:
         is_better = after < before * (1 - LEAST_GAIN)
         if not is_better:
             factors[classes] = 1.0
-        why = group.reason if is_better else "no better on the batches that it was not fitted to"
+        worse = "no better on the batches that it was not fitted to" if 0 < before < math.inf else NOT_COUNTED
+        why = group.reason if is_better else worse
         found[group.site] = Judgment(group.site, "kept" if is_better else "undone", before, after, why)
         return is_better
 
@@ -167,7 +174,7 @@ class _Work:
         return self.known[key]
 
     def _carry_out(self, groups: ChannelGroups, kept: Sequence[ChannelGroup], factors: Tensor) -> None:
-        whole, facts = WholeProgram.of(self.program), Facts.of(self.program)
+        whole, facts = WholeProgram.of(self.program, self.asked.reduce_range), Facts.of(self.program)
         applied = self._apply_guarded(groups, kept, factors)
         names = ranges_to_see(self.program, groups, factors)
         dropped = carry(self.program, groups, factors)

@@ -284,7 +284,7 @@ def _fitting(recover: Recover | None, prepared: Program, reduce_range: RangeRedu
 
 
 def _for(step: Pass, reduce_range: RangeReduction) -> Pass:
-    is_open = isinstance(step, FittingPass) and "reduce_range" not in step.model_fields_set
+    is_open = "reduce_range" in type(step).model_fields and "reduce_range" not in step.model_fields_set
     return step.model_copy(update={"reduce_range": reduce_range}) if is_open else step
 
 
