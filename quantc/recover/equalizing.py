@@ -7,6 +7,7 @@ together, and no strength has to be guessed. Maxima are smoothed, more sharply t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -29,19 +30,22 @@ Noise = Callable[[Tensor, float], Tensor]
 
 
 def best_factors(model: NoiseModel, limits: Tensor, movable: Tensor) -> Tensor:
-    """The logarithm (base 2) of a factor for each class, below that of its limit; 0 for those that are not movable."""
+    """The logarithm (base 2) of a factor for each class, below that of its limit; 0 for those that are not movable.
+    What has no noise, or more than a number holds, has no say."""
     count, most = len(limits), limits[movable].log2().float()
     noises = [_layer(each) for each in model.layers if _has(each.up, movable) or _has(each.down, movable)]
     noises += [_tensor(each) for each in model.tensors if _has(each.classes, movable)]
     found = torch.zeros(count, dtype=torch.float64)
-    if not noises or not len(movable):
+    first = [float(noise(torch.zeros(count + 1), SHARPNESS[-1])) for noise in noises]
+    known = [(noise, size) for noise, size in zip(noises, first, strict=True) if 0 < size < math.inf]
+    if not known or not len(movable):
         return found
+    noises, first = [noise for noise, _ in known], [size for _, size in known]
     free = torch.zeros(len(movable), dtype=torch.float32, requires_grad=True)
 
     def logarithms() -> Tensor:
         return torch.zeros(count + 1).index_put((movable,), torch.minimum(free, most))
 
-    first = [float(noise(torch.zeros(count + 1), SHARPNESS[-1])) or 1.0 for noise in noises]
     whole = sum(first)
     for sharpness in SHARPNESS:
         search = torch.optim.LBFGS([free], max_iter=STEPS, history_size=12, line_search_fn="strong_wolfe")
@@ -55,7 +59,9 @@ def best_factors(model: NoiseModel, limits: Tensor, movable: Tensor) -> Tensor:
             return loss
 
         search.step(closure)  # type: ignore[no-untyped-call]
-    found[movable] = torch.minimum(free.detach(), most).double().clamp(-REACH, REACH)
+    best = torch.minimum(free.detach(), most).double().clamp(-REACH, REACH)
+    if bool(best.isfinite().all()):
+        found[movable] = best
     return found
 
 

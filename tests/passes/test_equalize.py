@@ -113,3 +113,40 @@ def test_weights_alone_need_no_batches_again() -> None:
     qc.calibrate(prepared, data, collect="recover", progress="silent")
     better = qc.recover(prepared, "equalize", progress="silent")
     assert [each.fate for each in better.log[-1].judgments] == ["refused", "refused", "kept"]
+
+
+def _layers(first: nn.Linear, *between: nn.Module, last: nn.Linear) -> nn.Module:
+    return nn.Sequential(first, *between, last).eval()
+
+
+def _linear(outputs: int, rows: slice = slice(0), value: float = 0.0) -> nn.Linear:
+    """Some rows of the weights, and their biases, have one value."""
+    layer = nn.Linear(8, outputs)
+    with torch.no_grad():
+        layer.weight[rows] = value
+        layer.bias[rows] = 0.0
+    return layer
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        _layers(_linear(8, slice(None)), nn.ReLU(), last=_linear(4)),
+        _layers(_linear(8), nn.GELU(), nn.LayerNorm(8), last=_linear(4, slice(None))),
+        _layers(_linear(8, slice(2, 3), 1e20), nn.ReLU(), last=_linear(4)),
+    ],
+    ids=["zero", "zero-last", "large-row"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_layers_without_noise_and_with_too_much_of_it_are_left_by_name(model: nn.Module) -> None:
+    data = [torch.randn(32, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
+    result = qc.quantize(model, (data[0],), data, recover="equalize")
+    assert torch.equal(result.prepared(data[0]), result.captured(data[0]))
+    judgments = [each for entry in result.prepared.log for each in entry.judgments]
+    assert judgments
+    assert all(each.reason for each in judgments if each.fate != "kept")
+    before, after = (program.state_dict() for program in (result.captured, result.prepared))
+    assert all(bool(tensor.isfinite().all()) for tensor in after.values())
+    if max(float(tensor.abs().max()) for tensor in before.values()) < 1e20:
+        assert any("adds no noise that can be counted" in each.reason for each in judgments)
+        assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
