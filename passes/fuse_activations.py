@@ -19,7 +19,10 @@ class FuseActivations(Pass):
 
     `x * relu6(x + 3) / 6` becomes `hardswish`, `x * sigmoid(x)` `silu`, `0.5 * x * (1 + erf(x / sqrt(2)))` `gelu`,
     whatever the spelling: ops between one tensor and one result are evaluated in float64, and compared with the float64
-    reference of each activation. `x * sigmoid(c * x)` becomes `silu(c * x) / c`. Each op but the last may have no other reader.
+    reference of each activation, at numbers of every magnitude, around each constant of theirs, and at the infinities.
+    They may differ by rounding, and where the arithmetic overflows to nan. Arithmetic with an op that does next to nothing
+    stays, such as `relu(x) + 1e-7`, and so does what reads a buffer that `state_dict` has.
+    `x * sigmoid(c * x)` becomes `silu(c * x) / c`. Each op but the last may have no other reader.
 
     A backend would round each of the ops to 8 bits; an activation is rounded once.
     """
