@@ -42,7 +42,7 @@ MAX_CONSTANTS = 12
 ARITHMETIC = frozenset(
     {
         *("abs", "add", "clamp_max", "clamp_min", "div", "erf", "exp", "expm1", "hardtanh", "log", "log1p"),
-        *("maximum", "minimum", "mul", "neg", "pow", "reciprocal", "relu6", "rsub", "sigmoid", "square", "sub", "tanh"),
+        *("maximum", "minimum", "mul", "neg", "pow", "reciprocal", "relu6", "rsub", "square", "sub"),
     }
 )
 """Ops of an activation, beside the activations themselves."""
@@ -197,9 +197,11 @@ def _known() -> tuple[Activation, ...]:
     """The activations of the dialect with their default options, and gelu with both of its forms."""
     found = []
     for op in OPS:
-        if op.family is not Family.ACTIVATION or op.curve is None or op.name == "clamp":
+        if op.family is not Family.ACTIVATION or op.curve is None:
             continue
         usual = {row.name: row.default for row in arguments(op.target)[1:]}
+        if usual and all(value is None for value in usual.values()):
+            continue  # it does nothing without its bounds
         for options in ({}, {"approximate": "tanh"}) if op.name == "gelu" else ({},):
             curve = op.curve(**{**usual, **options})
             if curve is not None:
