@@ -95,6 +95,11 @@ class WrongType(Cause):
     ranks: tuple[int, ...]
     text: str
 
+    @property
+    def is_rank(self) -> bool:
+        """True if the rank is what differs."""
+        return bool(self.ranks) and len(self.found.shape) not in self.ranks
+
     def __str__(self) -> str:
         return self.text
 

@@ -105,7 +105,10 @@ def _fitness(refusal: Refusal) -> int:
     the tensors as they are: another dtype, no known type, or writes in place."""
     if refusal.reason in UNNAMED:
         return 1
-    return 2 if isinstance(refusal.cause, Condition | WrongType | UnknownType | WrittenTo) else 0
+    cause = refusal.cause
+    if isinstance(cause, WrongType):
+        return 0 if cause.is_rank else 2
+    return 2 if isinstance(cause, Condition | UnknownType | WrittenTo) else 0
 
 
 @dataclass(eq=False)
