@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from quantc.pipeline.registry import BACKENDS, PASSES
+from quantc.targets.target import TARGETS
 from tests.support.doc_pages import PAGES, blocks
 from tests.support.paths import ROOT
 
@@ -14,6 +16,8 @@ from tests.support.paths import ROOT
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page)])
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    for registry in (PASSES, BACKENDS, TARGETS):
+        monkeypatch.setattr(registry, "session", dict(registry.session))
     namespace: dict[str, object] = {"__name__": "page"}
     for line, code in blocks(page):
         # newlines in front, so that an error names the line of the page
