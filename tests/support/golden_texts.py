@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quantc.hooks import Guard, Truth, Verify
 from quantc.ir.program import Program
+from quantc.passes.leave_float import LeaveFloat
 from quantc.pipeline.pipeline import Pipeline
 from quantc.recover.fitting import FittingPass
 from quantc.recover.judging_batches import judging_on
@@ -52,7 +53,9 @@ class Golden:
         plan = "" if self.then else str(program.plan)
         if self.then:
             see(program, "recover" if any(isinstance(step, RECOVERING) for step in self.then) else None)
-            with seen_again(), judging_on(batches_of(program)):
+            # the whole program is judged where a pass chooses by it; elsewhere texts show what layers decide
+            judging = batches_of(program) if any(isinstance(step, LeaveFloat) for step in self.then) else ()
+            with seen_again(), judging_on(judging):
                 self.then.run(program, [Truth(), Verify(), guard])
         notes = [f"# {note}\n" for entry in program.log for note in entry.notes]
         notes += [f"# {line}\n" for line in plan.splitlines()]
